@@ -1,0 +1,1 @@
+"""undrift: federated learning that does not drift."""

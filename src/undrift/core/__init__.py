@@ -1,0 +1,1 @@
+"""The algebra: tasks, rules, algorithms and the round they make."""

@@ -1,0 +1,168 @@
+"""An algorithm is a sentence: rules · local optimizer · aggregate · server optimizer."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from undrift.core.local import Sgd
+from undrift.core.rule import Aggregate, ClientInfo, Mean, Rule, overrides
+from undrift.core.task import Buffers, Vec
+from undrift.core.tree import Tree, part, record, tree_map
+from undrift.errors import ConfigError
+
+
+@record
+class Algorithm:
+    """Client rules, a local optimizer, an aggregate, a server optimizer.  Itself a tree.
+
+    >>> from undrift.rules import Prox, Adaptive
+    >>> Algorithm((Prox(mu=0.1),), server=Adaptive("yogi", lr=0.01)).rules[0].mu
+    0.1
+    """
+
+    rules: tuple[Rule, ...] = ()
+    local: Sgd = part(Sgd)
+    aggregate: Aggregate = part(Mean)
+    server: Rule = part(Rule)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rules, tuple) or not all(isinstance(r, Rule) for r in self.rules):
+            raise ConfigError(f"Algorithm.rules must be a tuple of rules, got {self.rules!r}")
+        _expect("local", self.local, Sgd, "a local optimizer such as Sgd(lr=0.1)")
+        _expect("aggregate", self.aggregate, Aggregate, "an aggregate such as Mean()")
+        _expect("server", self.server, Rule, "a server optimizer such as Step()")
+        _check_path(self)
+
+    @property
+    def chain(self) -> tuple[Rule, ...]:
+        """Every rule with a server half, in the order in which it acts."""
+        return (*self.rules, self.server)
+
+    @property
+    def parts(self) -> tuple[Rule | Aggregate, ...]:
+        """Everything that may probe: the rules, then the aggregate."""
+        return (*self.rules, self.aggregate)
+
+    @property
+    def needs_path(self) -> bool:
+        """Whether some part reads ||a_i||_1."""
+        return any(p.needs_path for p in (*self.parts, self.server))
+
+    def uses(self, hook: str) -> bool:
+        """Whether some part has this hook."""
+        parts = self.parts if hook == "probe" else self.rules
+        return any(overrides(p, hook) for p in parts)
+
+
+def _expect(field: str, value: Any, kind: type, example: str) -> None:
+    if not isinstance(value, kind):
+        raise ConfigError(f"Algorithm.{field} must be {example}, got {value!r}")
+
+
+def _check_path(algo: Algorithm) -> None:
+    names = [type(p).__name__ for p in (*algo.parts, algo.server) if p.needs_path]
+    if names and not algo.local.linear:
+        raise ConfigError(
+            f"{names[0]} divides by ||a||_1, which {type(algo.local).__name__} does not have: use "
+            "Sgd, HeavyBall or Nesterov, or SCAFFOLD with option 'I'"
+        )
+    if algo.aggregate.exact_path and algo.local.clip is not None:
+        raise ConfigError(
+            f"{type(algo.aggregate).__name__} needs ||a||_1 exactly, which clipping at "
+            f"{algo.local.clip} destroys: leave clip out or average with Mean()"
+        )
+
+
+class Server(NamedTuple):
+    """The whole server: what a checkpoint keeps of it."""
+
+    w: Vec
+    buffers: Buffers
+    states: tuple[Tree, ...]  # one per rule of the chain
+    round: Tensor  # rounds completed, in the dtype of w
+
+
+class Broadcast(NamedTuple):
+    """Everything that goes down to every client."""
+
+    w: Vec
+    buffers: Buffers
+    notes: tuple[Tree, ...]  # one per rule
+    cohort: tuple[Tree, ...]  # mean probes, one per rule and one for the aggregate
+    round: Tensor  # 0 in the first round
+    cohort_size: Tensor
+    seed: Tensor  # int64: dropout is a hash of it
+
+
+class Client(NamedTuple):
+    """Everything of one client in a round; an engine gives it a leading axis."""
+
+    info: ClientInfo
+    notes: tuple[Tree, ...]  # the per-client part of the broadcast, one per rule
+    state: tuple[Tree, ...]
+    probe: tuple[Tree, ...]  # one per rule and one for the aggregate
+    review: tuple[Tree, ...]
+    steps: Tensor
+
+
+class Report(NamedTuple):
+    """Everything of a client that is summed.  Reports add."""
+
+    total: Tree  # what the aggregate lifted
+    uploads: tuple[Tree, ...]
+    buffers: tuple[Tensor, Tensor]  # (weighted running statistics, weight)
+    path: Tensor
+    count: Tensor
+
+
+class Row(NamedTuple):
+    """What reaches the server client by client: small."""
+
+    notes: tuple[Tree, ...]  # one per rule
+    counters: Tensor  # BatchNorm's counters, of which the largest counts
+    accepted: Tensor  # bool: everything this client computed is finite
+    steps: Tensor
+    loss: Tensor  # mean training loss over its local steps
+    scores: dict[str, Tensor]  # the same for each metric
+    length: Tensor  # ||delta||
+
+
+def init_server(algo: Algorithm, w: Vec, buffers: Buffers, clients: int) -> Server:
+    """Start the server at model `w`."""
+    states = tuple(rule.init_server(w, clients) for rule in algo.chain)
+    return Server(w, buffers, states, w.new_zeros(()))
+
+
+def init_client(algo: Algorithm, w: Vec, examples: int) -> tuple[Tree, ...]:
+    """Give the state of a client that has never taken part."""
+    return tuple(rule.init_client(w, examples) for rule in algo.rules)
+
+
+def resize_server(algo: Algorithm, server: Server, before: int, after: int) -> Server:
+    """Let every rule adapt to a changed population."""
+    pairs = zip(algo.chain, server.states, strict=True)
+    return server._replace(states=tuple(r.resize(s, before, after) for r, s in pairs))
+
+
+def write_broadcast(algo: Algorithm, server: Server, cohort_size: int, seed: int) -> Broadcast:
+    """Write what goes down to every client of the cohort."""
+    notes = tuple(r.broadcast(s) for r, s in zip(algo.rules, server.states, strict=False))
+    nothing = tuple(() for _ in algo.parts)
+    size = torch.full_like(server.round, float(cohort_size))
+    key = torch.tensor(seed, dtype=torch.int64, device=server.w.device)
+    return Broadcast(server.w, server.buffers, notes, nothing, server.round, size, key)
+
+
+def write_personal(algo: Algorithm, server: Server, info: ClientInfo) -> tuple[Tree, ...]:
+    """Write what goes down to one client alone."""
+    pairs = zip(algo.rules, server.states, strict=False)
+    return tuple(rule.personal(state, info) for rule, state in pairs)
+
+
+def with_dtype(algo: Algorithm, dtype: torch.dtype) -> Algorithm:
+    """Cast stacked hyper-parameters to the model's type, so that they do not promote it."""
+    cast: Algorithm = tree_map(lambda v: v.to(dtype) if isinstance(v, Tensor) else v, algo)
+    return cast

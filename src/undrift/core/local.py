@@ -1,0 +1,174 @@
+"""Local optimizers and learning-rate schedules.
+
+Every local step is, in this order (spec C4):
+    u = clip(gradient + corrections) + weight_decay * w,   w <- w - move(u)
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from undrift.core.task import Vec
+from undrift.core.tree import EMPTY, Tree, number, part, record
+
+
+@record
+class Schedule:
+    """A factor on the learning rate by round (0 first) and local step; this one is constant."""
+
+    def factor(self, round: Tensor, step: Tensor) -> Any:
+        """Give the factor for one local step."""
+        return 1.0
+
+
+@record
+class Exponential(Schedule):
+    """lr * gamma^round (FedDyn, AdaBest: 0.998)."""
+
+    gamma: float = number(0.998, low=0, high=1, open=True)
+
+    def factor(self, round: Tensor, step: Tensor) -> Any:
+        return self.gamma**round
+
+
+@record
+class Milestones(Schedule):
+    """lr * factors[k] from round starts[k] on (FedNova: /10 at 50 %, /100 at 75 %)."""
+
+    starts: tuple[int, ...] = ()
+    factors: tuple[float, ...] = ()
+
+    def factor(self, round: Tensor, step: Tensor) -> Any:
+        value = torch.ones_like(round)
+        for start, factor in zip(self.starts, self.factors, strict=True):
+            value = torch.where(round >= start, torch.ones_like(round) * factor, value)
+        return value
+
+
+@record
+class InverseTime(Schedule):
+    """lr / (1 + decay * t), t counted in local steps over rounds of `steps` (rFedAvg's theory)."""
+
+    decay: float = number(0.01, low=0)
+    steps: float = number(1.0, low=0, open=True)
+
+    def factor(self, round: Tensor, step: Tensor) -> Any:
+        return 1.0 / (1.0 + self.decay * (round * self.steps + step))
+
+
+@record
+class Sgd:
+    """Plain SGD; also the base of the other local optimizers."""
+
+    linear: ClassVar[bool] = True  # delta is linear in the gradients: ||a||_1 is defined
+    decoupled: ClassVar[bool] = False  # weight decay outside the gradient (AdamW)
+
+    lr: float = number(0.1, low=0)
+    weight_decay: float = number(0.0, low=0)
+    clip: float | None = number(None, low=0, open=True)
+    schedule: Schedule = part(Schedule)
+
+    def init(self, w: Vec) -> Tree:
+        """State for one round; spec C3 starts it afresh."""
+        return EMPTY
+
+    def move(self, u: Vec, state: Tree, lr: Any) -> tuple[Vec, Tree]:
+        """Give (what to subtract from w, next state)."""
+        return lr * u, state
+
+    def lr_at(self, round: Tensor, step: Any) -> Any:
+        """Learning rate of one local step."""
+        return self.lr * self.schedule.factor(round, step)
+
+    def decay(self, w: Vec) -> Vec:
+        """Gradient of the weight decay that belongs to the local objective (spec C2)."""
+        return torch.zeros_like(w) if self.decoupled else self.weight_decay * w
+
+
+@record
+class HeavyBall(Sgd):
+    """buf <- momentum * buf + u;  w <- w - lr * buf  (torch.optim.SGD)."""
+
+    momentum: float = number(0.9, low=0, high=1)
+
+    def init(self, w: Vec) -> Tree:
+        return torch.zeros_like(w)
+
+    def move(self, u: Vec, state: Tree, lr: Any) -> tuple[Vec, Tree]:
+        buf = self.momentum * state + u
+        return lr * buf, buf
+
+
+@record
+class Nesterov(Sgd):
+    """buf <- momentum * buf + u;  w <- w - lr * (u + momentum * buf)  (torch.optim.SGD)."""
+
+    momentum: float = number(0.9, low=0, high=1)
+
+    def init(self, w: Vec) -> Tree:
+        return torch.zeros_like(w)
+
+    def move(self, u: Vec, state: Tree, lr: Any) -> tuple[Vec, Tree]:
+        buf = self.momentum * state + u
+        return lr * (u + self.momentum * buf), buf
+
+
+@record
+class RmsProp(Sgd):
+    """sq <- alpha * sq + (1 - alpha) * u^2;  w <- w - lr * u / (sqrt(sq) + eps)."""
+
+    linear: ClassVar[bool] = False
+
+    alpha: float = number(0.99, low=0, high=1)
+    eps: float = number(1e-8, low=0)
+
+    def init(self, w: Vec) -> Tree:
+        return torch.zeros_like(w)
+
+    def move(self, u: Vec, state: Tree, lr: Any) -> tuple[Vec, Tree]:
+        square = self.alpha * state + (1 - self.alpha) * u * u
+        return lr * u / (square.sqrt() + self.eps), square
+
+
+@record
+class AdamW(Sgd):
+    """AdamW as in torch: decoupled weight decay, bias-corrected moments."""
+
+    linear: ClassVar[bool] = False
+    decoupled: ClassVar[bool] = True
+
+    beta1: float = number(0.9, low=0, high=1)
+    beta2: float = number(0.999, low=0, high=1)
+    eps: float = number(1e-8, low=0)
+
+    def init(self, w: Vec) -> Tree:
+        return torch.zeros_like(w), torch.zeros_like(w), w.new_zeros(())
+
+    def move(self, u: Vec, state: Tree, lr: Any) -> tuple[Vec, Tree]:
+        m, v, t = state
+        m = self.beta1 * m + (1 - self.beta1) * u
+        v = self.beta2 * v + (1 - self.beta2) * u * u
+        t = t + 1
+        root = (v / (1 - self.beta2**t)).sqrt() + self.eps
+        return lr * m / (1 - self.beta1**t) / root, (m, v, t)
+
+
+def local_step(local: Sgd, w: Vec, g: Vec, state: Tree, lr: Any) -> tuple[Vec, Tree]:
+    """Take one local step with an already corrected gradient."""
+    if local.clip is not None:
+        norm = torch.linalg.vector_norm(g)
+        g = g * (local.clip / norm.clamp(min=torch.finfo(g.dtype).tiny)).clamp(max=1.0)
+    if not local.decoupled and not _is_zero(local.weight_decay):
+        g = g + local.weight_decay * w
+    move, state = local.move(g, state, lr)
+    if local.decoupled:
+        move = move + lr * local.weight_decay * w
+    return w - move, state
+
+
+def _is_zero(value: Any) -> bool:
+    """A plain 0 saves a pass over [P]; a stacked number is never plain."""
+    return isinstance(value, (int, float)) and value == 0

@@ -1,0 +1,344 @@
+"""Modules that train many clients at once: BatchNorm, Dropout and LSTM, rewritten for vmap.
+
+torch's own BatchNorm counts padded rows and writes its buffers in place, its Dropout depends on the
+order of clients, and its LSTM does not vmap.  `prepare` copies a module and exchanges these three.
+They read what they need to know about the batch from the `Pass` that is running.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from undrift.core.batchnorm import Running, normalise, remember
+from undrift.core.lstm import run_lstm
+from undrift.core.random import bits, fold
+from undrift.errors import TaskError
+
+__all__ = ["Pass", "current_pass", "find_trouble", "prepare", "read_buffers", "running"]
+
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # the fields of Running
+
+
+@dataclass(eq=False, slots=True)
+class Pass:
+    """What one forward pass knows; under vmap its tensors are those of one client.
+
+    >>> with running(Pass(training=True)) as p:
+    ...     current_pass() is p
+    True
+    """
+
+    mask: Tensor | None = None  # [B] bool, True for real examples; None: all are real
+    key: Tensor | None = None  # [] int64, the randomness of this pass; None: there is none
+    training: bool = False
+    new_buffers: dict[str, Tensor] = field(default_factory=dict)  # by full name, after the pass
+    notes: dict[str, Tensor] = field(default_factory=dict)  # what hooks want to hand out
+    draws: dict[int, int] = field(default_factory=dict)  # how often a layer has drawn
+
+
+class _Stack(threading.local):
+    """Passes that run in this thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.passes: list[Pass] = []
+
+
+_stack = _Stack()
+
+
+@contextmanager
+def running(run: Pass) -> Iterator[Pass]:
+    """Make `run` the pass that prepared modules see, in this thread."""
+    _stack.passes.append(run)
+    try:
+        yield run
+    finally:
+        _stack.passes.pop()
+
+
+def current_pass() -> Pass:
+    """Give the pass that is running in this thread."""
+    if not _stack.passes:
+        raise TaskError(
+            "a prepared module was called outside of a pass: "
+            "call it inside `with running(Pass(...)):`"
+        )
+    return _stack.passes[-1]
+
+
+class Place(NamedTuple):
+    """Where an exchanged module sits."""
+
+    name: str  # dotted, "" for the root
+    number: int  # among the exchanged ones: the layer's part in every random decision
+
+
+def prepare(module: nn.Module) -> nn.Module:
+    """Copy a module, with BatchNorm, Dropout and LSTM exchanged for ones that vmap.
+
+    Parameters, buffers, their names and all flags stay, so that what was trained loads back into
+    the original.  Classes that define their own forward are left alone.
+    """
+    if any(is_lazy(p) for p in [*module.parameters(), *module.buffers()]):
+        raise TaskError("a lazy module has no parameters yet: run one batch through it first")
+    twin = copy.deepcopy(module)
+    number = 0
+    for name, part in list(twin.named_modules()):
+        if type(part).forward in FORWARDS and "forward" not in vars(part):
+            _refuse(part, name)
+            part.__class__ = _exchanged(type(part))
+        if type(part).forward in FORWARDS.values():
+            part._place = Place(name, number)
+            number += 1
+    return twin
+
+
+def read_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Give the buffers that the BatchNorms of a prepared module may update, by full name.
+
+    A pass need not update them all: a BatchNorm in evaluation mode keeps its own.
+    """
+    return {
+        _buffer(part, name): value
+        for _, part in module.named_modules()
+        if type(part).forward is _batch_norm_forward
+        for name, value in part.named_buffers(recurse=False)
+        if name in STATISTICS
+    }
+
+
+def _refuse(part: nn.Module, name: str) -> None:
+    if isinstance(part, nn.LSTM) and part.proj_size > 0:
+        raise TaskError(
+            f"LSTM {name!r} has proj_size={part.proj_size}, which is not supported: "
+            "use proj_size=0 and a Linear layer after it"
+        )
+
+
+def _derive(kind: Any) -> Any:
+    """Derive a class that differs from `kind` only in its forward."""
+    parts = {"forward": FORWARDS[kind.forward], "kind": kind, "__reduce_ex__": _reduce}
+    return type(f"Prepared{kind.__name__}", (kind,), parts)
+
+
+_exchanged: Callable[[Any], Any] = cache(_derive)
+
+
+def _reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
+    # Pickle looks classes up by name, and a derived one has none: name the original instead.
+    plain: Any = object.__reduce_ex__(self, protocol)
+    return _blank, (self.kind,), plain[2]
+
+
+def _blank(kind: type[nn.Module]) -> nn.Module:
+    made = _exchanged(kind)
+    return cast(nn.Module, made.__new__(made))
+
+
+def _place(part: nn.Module) -> Place:
+    return cast(Place, part._place)
+
+
+def _buffer(part: nn.Module, name: str) -> str:
+    prefix = _place(part).name
+    return f"{prefix}.{name}" if prefix else name
+
+
+def _batch_norm_forward(self: _BatchNorm, input: Tensor) -> Tensor:
+    """Normalise by the real rows; in training the new buffers go into the pass."""
+    self._check_input_dim(input)  # type: ignore[no-untyped-call]
+    run = current_pass()
+    _check_rows(self, input, run.mask)
+    known = self.running_mean is not None and self.running_var is not None
+    learning = run.training and self.training
+    old = _running(self, run) if known else None
+    fixed = old[:2] if old and not learning else None
+    y, stats = normalise(input, run.mask, fixed, self.weight, self.bias, self.eps)
+    if learning and old and self.track_running_stats:
+        new = remember(old, stats, self.momentum)
+        run.new_buffers.update((_buffer(self, n), v) for n, v in zip(STATISTICS, new, strict=True))
+    return y
+
+
+def _running(part: _BatchNorm, run: Pass) -> Running:
+    # A layer that is used twice in one pass goes on from its own first update, as torch's does.
+    return Running(*(run.new_buffers.get(_buffer(part, n), getattr(part, n)) for n in STATISTICS))
+
+
+def _check_rows(part: nn.Module, x: Tensor, mask: Tensor | None) -> None:
+    if mask is not None and x.shape[0] != mask.shape[0]:
+        raise TaskError(
+            f"BatchNorm {_place(part).name!r} got {x.shape[0]} rows in a batch of {mask.shape[0]} "
+            "examples, so it cannot tell padding from data: keep examples in the first dimension"
+        )
+
+
+def _dropout_forward(self: _DropoutNd, input: Tensor) -> Tensor:
+    """Drop single elements."""
+    return _drop(self, input, self.p, input.dim())
+
+
+def _channel_dropout_forward(self: _DropoutNd, input: Tensor) -> Tensor:
+    """Drop whole channels: the second dimension, after the examples."""
+    return _drop(self, input, self.p, 2)
+
+
+def _drop(part: nn.Module, x: Tensor, p: float, depth: int) -> Tensor:
+    """Drop what the key decides, one decision for each index into the first `depth` dimensions.
+
+    Decisions count from row 0 on, so rows of padding at the end change nothing; and they compare
+    integers, so every device and every precision takes the same ones.
+    """
+    run = current_pass()
+    if p == 0 or not (run.training and part.training):
+        return x
+    sizes = x.shape[:depth]
+    index = torch.arange(sizes.numel(), device=x.device)
+    draws = bits(_draw_key(part, run), index).reshape(*sizes, *[1] * (x.dim() - depth))
+    # p = 1 lets one draw in 2**63 pass; the factor 0 stops that one too.
+    kept = draws >= min(int(p * 2**63), 2**63 - 1)
+    return torch.where(kept, x * (1 / (1 - p) if p < 1 else 0.0), 0.0)
+
+
+def _draw_key(part: nn.Module, run: Pass) -> Tensor:
+    name, number = _place(part)
+    if run.key is None:
+        raise TaskError(
+            f"dropout in {name!r} needs randomness, but the pass has no key: "
+            "give Pass(key=...), or training=False to evaluate"
+        )
+    # One Dropout may serve several places of a network; each use decides anew.
+    use = run.draws.get(number, 0)
+    run.draws[number] = use + 1
+    return fold(run.key, number, use)
+
+
+def _lstm_forward(
+    self: nn.LSTM, input: Tensor | PackedSequence, hx: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Do what nn.LSTM does; the dropout between its layers is keyed."""
+    if isinstance(input, PackedSequence):
+        raise TaskError(
+            f"LSTM {_place(self).name!r} got a PackedSequence, which is not supported: "
+            "pass the padded tensor and pick each sequence's last step from the output"
+        )
+    return run_lstm(self, input, hx, lambda x: _drop_between(self, x))
+
+
+def _drop_between(self: nn.LSTM, x: Tensor) -> Tensor:
+    # Examples first while the elements are counted: [T, B, ...] would count padded rows.
+    return _drop(self, x.transpose(0, 1), self.dropout, x.dim()).transpose(0, 1)
+
+
+# Keyed by torch's own forward, so a subclass counts as long as it does not define another.
+FORWARDS: dict[Callable[..., Any], Callable[..., Any]] = {
+    _BatchNorm.forward: _batch_norm_forward,
+    nn.Dropout.forward: _dropout_forward,
+    nn.Dropout1d.forward: _channel_dropout_forward,
+    nn.Dropout2d.forward: _channel_dropout_forward,
+    nn.Dropout3d.forward: _channel_dropout_forward,
+    nn.LSTM.forward: _lstm_forward,
+}
+
+
+def find_trouble(module: nn.Module, example_input: Any, *extra: Any) -> list[str]:
+    """Run a prepared module once and say, a sentence each, what would go wrong in training.
+
+    Found: random operations other than ours, and buffers that the forward pass changes.
+    Not found: randomness that does not come from torch (Python's `random`, numpy).
+    """
+    twin = copy.deepcopy(module)
+    if not twin.training:
+        twin.train()
+    before = {name: (value, value._version) for name, value in twin.named_buffers()}
+    with _RandomOps(twin) as seen, _own_generators(example_input), torch.enable_grad():
+        try:
+            with running(_trial_pass(example_input)):
+                twin(example_input, *extra)
+        except TaskError as error:
+            return [str(error)]
+    after = dict(twin.named_buffers())
+    changed = [n for n, (old, version) in before.items() if _touched(after.get(n), old, version)]
+    return [*dict.fromkeys(seen.sentences), *map(_changed_sentence, changed)]
+
+
+def _trial_pass(example: Any) -> Pass:
+    device = example.device if isinstance(example, Tensor) else None
+    rows = len(example) if isinstance(example, Tensor) else None
+    mask = None if rows is None else torch.ones(rows, dtype=torch.bool, device=device)
+    return Pass(mask, torch.zeros((), dtype=torch.int64, device=device), True)
+
+
+@contextmanager
+def _own_generators(example: Any) -> Iterator[None]:
+    """Put torch's generators back as they were."""
+    on_card = isinstance(example, Tensor) and example.device.type == "cuda"
+    with torch.random.fork_rng(devices=[example.device] if on_card else []):
+        yield
+
+
+def _touched(now: Tensor | None, old: Tensor, version: int) -> bool:
+    # The version also counts a write that happened to leave the value as it was.
+    return now is not old or now._version != version
+
+
+def _changed_sentence(name: str) -> str:
+    return (
+        f"the forward pass changes the buffer {name!r}, which clients trained together would "
+        "share: return the value as an output, or use BatchNorm, whose buffers are kept per client"
+    )
+
+
+class _RandomOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Watch for operations that draw from a generator, and for the submodule that calls them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sentences: list[str] = []
+        self.inside: list[str] = []
+        for name, part in module.named_modules():
+            place = f"{name!r} ({type(part).__name__})" if name else type(part).__name__
+            part.register_forward_pre_hook(lambda *_, place=place: self.inside.append(place))
+            part.register_forward_hook(lambda *_: self._leave())
+
+    def _leave(self) -> None:
+        self.inside.pop()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags and not _without_dropout(func, args):
+            self.sentences.append(_random_sentence(self.inside, func.overloadpacket.__name__))
+        return func(*args, **(kwargs or {}))
+
+
+def _without_dropout(func: Any, args: tuple[Any, ...]) -> bool:
+    """Tell an attention kernel that could draw, but has nothing to drop."""
+    names = [a.name for a in func._schema.arguments]
+    if "dropout_p" not in names:
+        return False
+    given = dict(zip(names, args, strict=False))
+    return bool(given.get("dropout_p", 0.0) == 0.0)
+
+
+def _random_sentence(inside: list[str], op: str) -> str:
+    place = inside[-1] if inside else "the module"
+    what = f"{op} (F.dropout calls it)" if op in ("bernoulli_", "native_dropout") else op
+    return (
+        f"{place} draws random numbers with {what}, which would depend on the order of clients: "
+        "use nn.Dropout as a submodule, or draw with undrift.core.random from current_pass().key"
+    )

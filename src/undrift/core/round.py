@@ -1,0 +1,296 @@
+"""One round, as pure functions of one client.  Engines differ only in who calls them.
+
+    server:  write_broadcast
+    client:  measure("probe")  ->  begin  ->  start  ->  step, step, ...  ->  finish
+    server:  server_round
+    client:  measure("after_round")          (only where a rule asks for a second look)
+
+`algo`, `task` and `broadcast` are shared; `client`, `carry` and `batch` belong to one client.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad, grad_and_value
+
+from undrift.core import tree
+from undrift.core.algorithm import Algorithm, Broadcast, Client, Report, Row, Server
+from undrift.core.local import local_step
+from undrift.core.ops import Pass
+from undrift.core.random import fold
+from undrift.core.rule import ClientView, Rule, ServerView, overrides
+from undrift.core.task import Batch, Buffers, Output, Task, Vec
+from undrift.core.tree import EMPTY, Tree
+
+
+class Carry(NamedTuple):
+    """What changes from one local step to the next."""
+
+    w: Vec
+    buffers: Buffers
+    optimizer: Tree
+    state: tuple[Tree, ...]  # the rules' client state after `begin`
+    loss: Tensor  # summed over the steps taken
+    scores: dict[str, Tensor]
+    impulse: tuple[Vec, Tree]  # a scalar model and its optimizer, for ||a||_1; EMPTY if unused
+
+
+# ------------------------------------------------------------------------------- client half
+def client_start(algo: Algorithm, task: Task, broadcast: Broadcast, client: Client) -> Carry:
+    """Begin local training at the model that was received."""
+    w, zero = broadcast.w, broadcast.w.new_zeros(())
+    probe = w.new_zeros(1)
+    impulse = (probe, algo.local.init(probe)) if algo.needs_path else EMPTY
+    scores = {name: zero for name in task.metrics}
+    return Carry(
+        w, broadcast.buffers, algo.local.init(w), client.state, zero, scores, impulse
+    )
+
+
+def client_step(
+    algo: Algorithm,
+    task: Task,
+    broadcast: Broadcast,
+    client: Client,
+    carry: Carry,
+    batch: Batch,
+    step: Tensor,
+    live: Tensor | None = None,
+) -> Carry:
+    """Take one local step; a client with `live` False stands still."""
+    key = step_key(broadcast, client, "step", step)
+    views = _views(algo, task, broadcast, client, carry, batch, key)
+
+    def objective(v: Vec) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor], Buffers]]:
+        out = task.forward(v, carry.buffers, batch.x, Pass(batch.mask, key, True))
+        loss = task.mean_loss(out, batch)
+        extra = [r.penalty(out, s) for r, s in zip(algo.rules, views, strict=False)]
+        total = sum((e for e in extra if not _is_nothing(e)), loss)
+        return total, (loss, task.scores(out, batch), out.buffers)
+
+    g, (_, (loss, scores, buffers)) = grad_and_value(objective, has_aux=True)(carry.w)
+    for rule, view in zip(algo.rules, views, strict=False):
+        g = rule.direction(g, view)
+    lr = algo.local.lr_at(broadcast.round, step)
+    w, optimizer = local_step(algo.local, carry.w, g, carry.optimizer, lr)
+    scores = {n: carry.scores[n] + s for n, s in scores.items()}
+    impulse = _impulse_step(algo, views, carry, lr)
+    moved = Carry(w, buffers, optimizer, carry.state, carry.loss + loss, scores, impulse)
+    return moved if live is None else tree.where(live, moved, carry)
+
+
+def client_finish(
+    algo: Algorithm, task: Task, broadcast: Broadcast, client: Client, carry: Carry
+) -> tuple[tuple[Tree, ...], Report, Row]:
+    """Close local training: (next client state, what is summed, what is not)."""
+    delta, uploads, states, notes = broadcast.w - carry.w, [], [], []
+    *views, view = _views(algo, task, broadcast, client, carry, no_batch(broadcast.w), None)
+    length = torch.linalg.vector_norm(delta)
+    for rule, mine in zip(algo.rules, views, strict=True):
+        notes.append(rule.row(delta, mine))
+        delta, state, upload = rule.finish(delta, mine)
+        states.append(state)
+        uploads.append(upload)
+    weight = algo.aggregate.weight(view)
+    buffers = (weight * carry.buffers.floats, weight)
+    report = Report(
+        algo.aggregate.lift(delta, view), tuple(uploads), buffers, view.path, torch.ones_like(weight)
+    )
+    accepted = all_finite((report, states, notes)) & (client.steps > 0)
+    report = tree.where(accepted, report, tree.zeros_like(report))
+    mean = client.steps.clamp(min=1)
+    scores = {n: s / mean for n, s in carry.scores.items()}
+    row = Row(tuple(notes), carry.buffers.counters, accepted, client.steps, carry.loss / mean,
+              scores, length)
+    return tree.where(accepted, tuple(states), client.state), report, row
+
+
+def client_begin(
+    algo: Algorithm, task: Task, broadcast: Broadcast, client: Client, batch: Batch, piece: Tensor
+) -> Client:
+    """Let rules prepare their state on one piece of the client's own data."""
+    carry = client_start(algo, task, broadcast, client)
+    key = step_key(broadcast, client, "begin", piece)
+    views = _views(algo, task, broadcast, client, carry, batch, key)
+    state = [r.begin(v) for r, v in zip(algo.rules, views, strict=False)]
+    return client._replace(state=tuple(state))
+
+
+def measure(
+    hook: str,
+    algo: Algorithm,
+    task: Task,
+    broadcast: Broadcast,
+    client: Client,
+    carry: Carry,
+    batch: Batch,
+    piece: Tensor,
+) -> tuple[Tree, ...]:
+    """Evaluate `probe`, `review` or `after_round` on one piece of the client's own data.
+
+    The result is multiplied by the number of examples in the piece, so that pieces add; divide
+    the sum by n_i (`mean_over_data`) to get the mean over the client's data.
+    """
+    key = step_key(broadcast, client, hook, piece)
+    views = _views(algo, task, broadcast, client, carry, batch, key)
+    parts = algo.parts if hook == "probe" else algo.rules
+    values = tuple(getattr(p, hook)(v) if overrides(p, hook) else EMPTY
+                   for p, v in zip(parts, views, strict=False))
+    count = batch.mask.sum().to(broadcast.w.dtype)
+    return tuple(tree.tree_map(lambda v: torch.where(count > 0, v * count, v * 0), value)
+                 for value in values)
+
+
+def mean_over_data(summed: Tree, size: Tensor) -> Tree:
+    """Turn a sum over pieces into the mean over the client's data."""
+    return tree.tree_map(lambda v: v / size, summed)
+
+
+def no_batch(w: Vec) -> Batch:
+    """Stand in where a rule has no batch to look at."""
+    empty = w.new_zeros(0)
+    return Batch(empty, empty, empty.bool(), empty.long())
+
+
+def all_finite(value: Tree) -> Tensor:
+    """Whether every number in a tree is finite, as one tensor."""
+    floats = [v for v in tree.leaves(value) if isinstance(v, Tensor) and v.is_floating_point()]
+    # a sum is finite iff its terms are; float64 cannot overflow on float32 terms
+    return torch.isfinite(torch.stack([v.sum(dtype=torch.float64) for v in floats]).sum())
+
+
+def step_key(broadcast: Broadcast, client: Client, purpose: str, step: Tensor) -> Tensor:
+    """Key the randomness of one forward pass (dropout)."""
+    return fold(broadcast.seed, purpose, broadcast.round.long(), client.info.id, step.long())
+
+
+def _views(
+    algo: Algorithm,
+    task: Task,
+    broadcast: Broadcast,
+    client: Client,
+    carry: Carry,
+    batch: Batch,
+    key: Tensor | None,
+) -> list[ClientView]:
+    """Give each rule, and last the aggregate, its own view of the client."""
+
+    def output_at(v: Vec) -> Output:
+        return task.forward(v, carry.buffers, batch.x, Pass(batch.mask, key, True))
+
+    def grad_at(v: Vec) -> Vec:
+        g: Vec = grad(lambda u: task.mean_loss(output_at(u), batch))(v)
+        return g + algo.local.decay(v)
+
+    lr = algo.local.lr_at(broadcast.round, torch.zeros_like(broadcast.round))
+    path = client.steps
+    if len(carry.impulse) > 0:
+        path = -carry.impulse[0].sum() / lr
+    base = ClientView(
+        task, broadcast.w, carry.w, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, client.info,
+        client.steps, path, lr, broadcast.round, broadcast.cohort_size, batch, grad_at, output_at,
+    )
+    last = len(algo.rules)
+    views = [
+        base._replace(
+            broadcast=broadcast.notes[i], personal=client.notes[i], mine=carry.state[i],
+            probe=_at(client.probe, i), cohort=_at(broadcast.cohort, i), review=_at(client.review, i),
+        )
+        for i in range(last)
+    ]
+    return [*views, base._replace(probe=_at(client.probe, last), cohort=_at(broadcast.cohort, last))]
+
+
+def _at(trees: tuple[Tree, ...], i: int) -> Tree:
+    return trees[i] if i < len(trees) else EMPTY
+
+
+def _is_nothing(value: Any) -> bool:
+    return isinstance(value, float) and value == 0.0
+
+
+def _impulse_step(algo: Algorithm, views: list[ClientView], carry: Carry, lr: Any) -> Tree:
+    """Run the same chain, states zero, on one scalar whose gradient is 1 (spec section 2).
+
+    What it has moved, over lr, is ||a_i||_1 for any chain of rules and any linear optimizer.
+    """
+    if not algo.needs_path:
+        return EMPTY
+    scalar, optimizer = carry.impulse
+    g = torch.ones_like(scalar)
+    for rule, view in zip(algo.rules, views, strict=False):
+        g = rule.direction(g, _silent_view(rule, view, scalar))
+    # clipping is left out: it has no coefficients; weight decay belongs to the gradient
+    plain = tree.replace(algo.local, clip=None, weight_decay=0.0)
+    return local_step(plain, scalar, g, optimizer, lr)
+
+
+def _silent_view(rule: Rule, view: ClientView, scalar: Vec) -> ClientView:
+    """Show a rule a one-parameter model, every state, note and probe zero."""
+    zero = torch.zeros_like(scalar)
+    first = view.client._replace(id=torch.zeros_like(view.client.id))
+    server = rule.init_server(zero, 1)
+    return view._replace(
+        w0=zero,
+        w=scalar,
+        grad_at=torch.zeros_like,
+        broadcast=tree.zeros_like(rule.broadcast(server)),
+        personal=tree.zeros_like(rule.personal(server, first)),
+        mine=tree.zeros_like(rule.init_client(zero, 1)),
+        probe=zero,
+        cohort=zero,
+        review=zero,
+    )
+
+
+# ------------------------------------------------------------------------------- server half
+def server_round(
+    algo: Algorithm, server: Server, report: Report, rows: Row, ids: Tensor, population: int
+) -> Server:
+    """Turn the SUM of the cohort's reports into the next server; `rows` has a leading axis C."""
+    report = tree.tree_map(lambda v: v.to(server.w.dtype) if v.is_floating_point() else v, report)
+    update = algo.aggregate.finish(report.total)
+    view = _server_view(algo, server, report, rows, ids, population)
+    states = []
+    for i, (rule, state) in enumerate(zip(algo.chain, server.states, strict=True)):
+        own = view._replace(upload=_at(report.uploads, i), rows=_at(rows.notes, i))
+        update, state = rule.server(update, state, own)
+        states.append(state)
+    buffers = _next_buffers(server.buffers, report, rows)
+    moved = Server(server.w - update, buffers, tuple(states), server.round + 1)
+    # nobody reported: the model stays, the round counts
+    return tree.where(report.count > 0, moved, server._replace(round=server.round + 1))
+
+
+def server_after(
+    algo: Algorithm, server: Server, measured: tuple[Tree, ...], ids: Tensor, accepted: Tensor,
+    population: int,
+) -> Server:
+    """Let rules take in what `after_round` measured, leading axis C."""
+    zero = torch.zeros_like(server.round)
+    view = ServerView(server.w, EMPTY, EMPTY, ids, accepted, accepted.sum(), zero + population,
+                      zero, zero, server.round)
+    states = [rule.server_after(state, view._replace(rows=_at(measured, i)))
+              for i, (rule, state) in enumerate(zip(algo.chain, server.states, strict=True))]
+    return server._replace(states=tuple(states))
+
+
+def _server_view(
+    algo: Algorithm, server: Server, report: Report, rows: Row, ids: Tensor, population: int
+) -> ServerView:
+    zero = torch.zeros_like(server.round)
+    lr = algo.local.lr_at(server.round, zero)
+    path = report.path / report.count.clamp(min=1)
+    return ServerView(server.w, EMPTY, EMPTY, ids, rows.accepted, report.count, zero + population,
+                      path, lr, server.round)
+
+
+def _next_buffers(old: Buffers, report: Report, rows: Row) -> Buffers:
+    """Running statistics by the weights of the parameters; of counters the largest (spec C6)."""
+    weighted, weight = report.buffers
+    seen = torch.where(rows.accepted[:, None], rows.counters, torch.zeros_like(rows.counters))
+    counters = torch.cat([seen, old.counters[None]]).amax(0)
+    return Buffers(weighted / weight, counters)

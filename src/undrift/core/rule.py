@@ -1,0 +1,187 @@
+"""The words of the algebra: what a rule may see and what it may do.
+
+Everything is written for ONE client on flat [P] vectors; engines add the client axis and the
+experiment axis.  Signs: whatever moves a model is subtracted, so `delta = w0 - w`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from undrift.core.task import Batch, Output, Task, Vec
+from undrift.core.tree import EMPTY, Tree, record, static
+
+
+class ClientInfo(NamedTuple):
+    """What the server's record says of one client; it travels with the broadcast."""
+
+    id: Tensor  # int64
+    size: Tensor  # n_i, the examples it holds
+    probability: Tensor  # Prob(i in cohort)
+    share: Tensor  # n_i over the examples of the whole population
+    mean_size: Tensor  # mean of n_j over the population
+
+
+class ClientView(NamedTuple):
+    """What one client can see.  Rules read it; nobody writes it."""
+
+    task: Task
+    w0: Vec  # the model it was sent
+    w: Vec  # its model now
+    broadcast: Tree  # this rule's note to everybody
+    personal: Tree  # this rule's note to this client alone
+    mine: Tree  # this rule's client state
+    probe: Tree  # this rule's own probe
+    cohort: Tree  # the cohort's size-weighted mean probe, if the rule shares it
+    review: Tree  # this rule's own review
+    client: ClientInfo
+    steps: Tensor  # local steps it takes; a neighbour may take more
+    path: Tensor  # ||a_i||_1: the weight with which gradients enter delta / lr (spec 1.5)
+    lr: Any  # local learning rate at the start of this round
+    round: Tensor  # 0 in the first round
+    cohort_size: Tensor
+    batch: Batch  # the current batch; the whole data, piece by piece, in probe and begin
+    grad_at: Callable[[Vec], Vec]  # gradient of the local objective (decay included), same batch
+    output_at: Callable[[Vec], Output]  # forward pass, same batch; leaves buffers alone
+
+    @property
+    def size(self) -> Tensor:
+        """Examples that this client holds."""
+        return self.client.size
+
+
+class ServerView(NamedTuple):
+    """What one rule's server half can see after the cohort reported."""
+
+    w: Vec  # the model that was sent
+    upload: Tree  # SUM over the cohort of what this rule uploaded
+    rows: Tree  # what this rule sent client by client, leading axis C
+    ids: Tensor  # [C] client ids of the rows
+    accepted: Tensor  # [C] bool: rows of refused clients must be left out
+    count: Tensor  # clients that were accepted
+    population: Tensor  # N, clients enrolled now
+    path: Tensor  # mean of ||a_i||_1 over the cohort
+    lr: Any  # local learning rate at the start of this round
+    round: Tensor
+
+
+class Rule:
+    """One mechanism: a client half and a server half, both pure.  Override what you need."""
+
+    needs_path: ClassVar[bool] = False  # reads view.path: the local optimizer must be linear
+    shares_probe: ClassVar[bool] = False  # reads view.cohort: costs a second exchange
+    refresh: ClassVar[str] = "cohort"  # who answers after_round: "cohort" or "all"
+
+    # -- client half ------------------------------------------------------------------------
+    def init_client(self, w: Vec, examples: int) -> Tree:
+        """State that a client keeps between rounds; may hold one row per example."""
+        return EMPTY
+
+    def probe(self, view: ClientView) -> Tree:
+        """Look at the received model on `view.batch`; the mean over all own data is kept."""
+        return EMPTY
+
+    def begin(self, view: ClientView) -> Tree:
+        """Prepare the state before the local steps; folded over the pieces of the own data."""
+        return view.mine
+
+    def penalty(self, out: Output, view: ClientView) -> Tensor | float:
+        """Add to the loss of a local step."""
+        return 0.0
+
+    def direction(self, g: Vec, view: ClientView) -> Vec:
+        """Transform the gradient of a local step."""
+        return g
+
+    def review(self, view: ClientView) -> Tree:
+        """Look at the own final model on `view.batch`; the mean over all own data is kept."""
+        return EMPTY
+
+    def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
+        """Give (delta to aggregate, next client state, upload); uploads are summed."""
+        return delta, view.mine, EMPTY
+
+    def row(self, delta: Vec, view: ClientView) -> Tree:
+        """Give something small that reaches the server client by client."""
+        return EMPTY
+
+    def after_round(self, view: ClientView) -> Tree:
+        """Look at the NEW model (`view.w`) on `view.batch`; the mean reaches the server."""
+        return EMPTY
+
+    # -- server half ------------------------------------------------------------------------
+    def init_server(self, w: Vec, clients: int) -> Tree:
+        """State that the server keeps; `clients` counts the ids in use."""
+        return EMPTY
+
+    def resize(self, state: Tree, before: int, after: int) -> Tree:
+        """Adapt the server state when the number of enrolled clients changes."""
+        return state
+
+    def broadcast(self, state: Tree) -> Tree:
+        """Choose what every client may see of the server state."""
+        return EMPTY
+
+    def personal(self, state: Tree, client: ClientInfo) -> Tree:
+        """Choose what one client may see of the server state."""
+        return EMPTY
+
+    def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
+        """Transform the update; the last rule's output is subtracted from the model."""
+        return update, state
+
+    def server_after(self, state: Tree, view: ServerView) -> Tree:
+        """Take in what `after_round` measured (`view.rows`)."""
+        return state
+
+
+def overrides(part: Rule | Aggregate, hook: str) -> bool:
+    """Tell whether a rule or an aggregate has a hook of its own."""
+    base = Rule if isinstance(part, Rule) else Aggregate
+    return getattr(type(part), hook) is not getattr(base, hook, None)
+
+
+class Aggregate:
+    """Lift each client's delta to something summable; the engine sums; finish the sum."""
+
+    needs_path: ClassVar[bool] = False
+    exact_path: ClassVar[bool] = False  # wants ||a_i||_1 itself: clipping is refused
+    shares_probe: ClassVar[bool] = False
+
+    def probe(self, view: ClientView) -> Tree:
+        """As a rule's probe; read it from `view.probe` in `lift`."""
+        return EMPTY
+
+    def weight(self, view: ClientView) -> Tensor:
+        """Weigh this client where something is averaged (BatchNorm's buffers always are)."""
+        return view.size
+
+    def lift(self, delta: Vec, view: ClientView) -> Tree:
+        """Turn one client's delta into a tree that may be added."""
+        raise TypeError(f"{type(self).__name__} must define lift")
+
+    def finish(self, total: Tree) -> Vec:
+        """Turn the sum of the lifted trees into the update."""
+        raise TypeError(f"{type(self).__name__} must define finish")
+
+
+@record
+class Mean(Aggregate):
+    """FedAvg (McMahan et al. 2017): the mean of the deltas, weighted by n_i or uniformly."""
+
+    by_size: bool = static(True)
+
+    def weight(self, view: ClientView) -> Tensor:
+        return view.size if self.by_size else view.size * 0 + 1
+
+    def lift(self, delta: Vec, view: ClientView) -> Tree:
+        weight = self.weight(view)
+        return weight * delta, weight
+
+    def finish(self, total: Tree) -> Vec:
+        weighted, weight = total
+        update: Vec = weighted / weight
+        return update

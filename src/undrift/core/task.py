@@ -1,0 +1,297 @@
+"""A model as a pure function of one flat vector, and what it is trained for.
+
+Shapes.  P trainable parameters, Q floating buffers, B examples of a batch.
+"""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from undrift.core.ops import Pass, current_pass, find_trouble, prepare, read_buffers, running
+from undrift.errors import ConfigError, TaskError, unknown_name
+
+Vec = Tensor  # [P], the flat parameter vector
+PerExample = Callable[[Tensor, Tensor], Tensor]  # (output, target) -> one value per example
+
+
+class Batch(NamedTuple):
+    """Some examples of one client, padded to a common length."""
+
+    x: Tensor  # [B, ...]
+    y: Tensor  # [B, ...]
+    mask: Tensor  # [B] bool, False for padding
+    index: Tensor  # [B] position among the client's own examples, -1 for padding
+
+
+class Buffers(NamedTuple):
+    """What BatchNorm keeps: running statistics and counters (empty for most models)."""
+
+    floats: Tensor  # [Q]
+    counters: Tensor  # int64
+
+
+class Output(NamedTuple):
+    """What one forward pass gives."""
+
+    value: Tensor  # what the module returned
+    features: Tensor | None  # output of the feature layer, if one was named
+    buffers: Buffers  # after the pass
+
+
+def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy per example; targets are class numbers or probabilities."""
+    return F.cross_entropy(output, target, reduction="none")
+
+
+def mse(output: Tensor, target: Tensor) -> Tensor:
+    """Squared error, element by element."""
+    return (output - target).square()
+
+
+def accuracy(output: Tensor, target: Tensor) -> Tensor:
+    """1 where the largest output is the target's class."""
+    return (output.argmax(1) == target).to(output.dtype)
+
+
+LOSSES: Mapping[str, PerExample] = {"cross_entropy": cross_entropy, "mse": mse}
+METRICS: Mapping[str, PerExample] = {"accuracy": accuracy}
+DTYPES = (torch.float32, torch.float64)
+
+
+class Task:
+    """Any `nn.Module`, its loss, its metrics and, where a rule needs it, its feature layer.
+
+    `loss` is "cross_entropy", "mse" or a function of (output, target) that returns one value per
+    example.  `feature` names a submodule whose output is the feature; "name:input" takes what
+    goes into that submodule instead.  Parameters with requires_grad=False stay out of the vector.
+
+    >>> task = Task(nn.Linear(3, 2))
+    >>> task.size
+    8
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: str | PerExample = "cross_entropy",
+        *,
+        metrics: Mapping[str, PerExample] | None = None,
+        feature: str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if dtype not in DTYPES:
+            raise ConfigError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+        if not module.training:
+            raise TaskError(
+                "the module is in evaluation mode: call module.train() first "
+                "(submodules that you put into evaluation mode afterwards stay frozen so)"
+            )
+        self.original, self.loss_name, self.loss = module, *_named_loss(loss)
+        default = METRICS if loss == "cross_entropy" else {}
+        self.metrics = dict(default if metrics is None else metrics)
+        self.feature, self.dtype = feature, dtype
+        self.module = prepare(module).to(dtype=dtype)
+        named = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        if not named:
+            raise TaskError("the module has no trainable parameter: nothing to learn")
+        self.names = tuple(named)
+        self.shapes = tuple(p.shape for p in named.values())
+        self.sizes = tuple(p.numel() for p in named.values())
+        self.size = sum(self.sizes)
+        kept = read_buffers(self.module)
+        self.float_buffers = {n: b.shape for n, b in kept.items() if b.is_floating_point()}
+        self.counter_names = tuple(n for n, b in kept.items() if not b.is_floating_point())
+        if feature is not None:
+            _watch(self.module, feature)
+
+    def initial(self) -> tuple[Vec, Buffers]:
+        """Give the module's present parameters and buffers as flat vectors."""
+        named = dict(self.module.named_parameters())
+        return self.flat({n: named[n].detach() for n in self.names}), self.buffers(self.module)
+
+    def buffers(self, module: nn.Module) -> Buffers:
+        """Read the buffers of a module of this architecture."""
+        kept = dict(module.named_buffers())
+        device = next(module.parameters()).device
+        floats = [kept[n].to(self.dtype).reshape(-1) for n in self.float_buffers]
+        counters = [kept[n].reshape(-1) for n in self.counter_names]
+        empty = torch.empty(0, dtype=self.dtype, device=device)
+        none = torch.empty(0, dtype=torch.int64, device=device)
+        return Buffers(torch.cat([empty, *floats]), torch.cat([none, *counters]))
+
+    def forward(self, w: Vec, buffers: Buffers, x: Tensor, run: Pass) -> Output:
+        """Run the module with parameters `w` on one batch."""
+        values = {**self.named(w), **self.named_buffers(buffers)}
+        with running(run):
+            value = functional_call(self.module, values, (x,))
+        features = run.notes.get("features")
+        return Output(value, features, self._updated(buffers, run.new_buffers))
+
+    def named(self, w: Vec) -> dict[str, Tensor]:
+        """View a flat vector as named parameters."""
+        # split, not narrow: its backward is one cat, narrow's is one zero-fill of P per leaf.
+        parts = w.split(self.sizes)
+        return {n: p.view(s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
+
+    def flat(self, named: Mapping[str, Tensor]) -> Vec:
+        """Make the flat vector of named parameters."""
+        missing = set(self.names) ^ set(named)
+        if missing:
+            raise TaskError(f"parameters do not match the module: {', '.join(sorted(missing))}")
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            if named[name].shape != shape:
+                raise TaskError(f"{name} has shape {tuple(named[name].shape)}, not {tuple(shape)}")
+        return torch.cat([named[n].to(self.dtype).reshape(-1) for n in self.names])
+
+    def named_buffers(self, buffers: Buffers) -> dict[str, Tensor]:
+        """View flat buffers as named ones."""
+        if not self.float_buffers and not self.counter_names:
+            return {}
+        parts = buffers.floats.split([s.numel() for s in self.float_buffers.values()])
+        pairs = zip(self.float_buffers.items(), parts, strict=True)
+        floats = {name: part.view(shape) for (name, shape), part in pairs}
+        return {**floats, **dict(zip(self.counter_names, buffers.counters.unbind(), strict=True))}
+
+    def _updated(self, old: Buffers, new: Mapping[str, Tensor]) -> Buffers:
+        if not new:
+            return old
+        values = {**self.named_buffers(old), **new}
+        floats = torch.cat([values[n].reshape(-1) for n in self.float_buffers])
+        counters = [values[n] for n in self.counter_names]
+        return Buffers(floats, torch.stack(counters) if counters else old.counters)
+
+    def losses(self, value: Tensor, target: Tensor) -> Tensor:
+        """Loss per example, [B]."""
+        loss = self.loss(value, target)
+        if loss.ndim == 0 or loss.shape[0] != target.shape[0]:
+            raise TaskError(
+                f"the loss must return one value per example ([{target.shape[0]}] or more "
+                f"dimensions), got shape {tuple(loss.shape)}: use reduction='none'"
+            )
+        return loss.flatten(1).mean(1) if loss.ndim > 1 else loss
+
+    def mean_loss(self, out: Output, batch: Batch) -> Tensor:
+        """Mean loss over the real examples of a batch."""
+        return masked_mean(self.losses(out.value, batch.y), batch.mask)
+
+    def scores(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        """Mean of each metric over the real examples of a batch."""
+        return {
+            name: masked_mean(metric(out.value, batch.y).flatten(1).mean(1), batch.mask)
+            if metric(out.value, batch.y).ndim > 1
+            else masked_mean(metric(out.value, batch.y), batch.mask)
+            for name, metric in self.metrics.items()
+        }
+
+    def slice(self, pattern: str) -> Tensor:
+        """Mark the parameters whose name matches a shell pattern: a bool vector [P].
+
+        >>> Task(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))).slice("1.*").sum().item()
+        3
+        """
+        marks = [
+            torch.full((n,), fnmatch.fnmatch(name, pattern))
+            for name, n in zip(self.names, self.sizes, strict=True)
+        ]
+        mask = torch.cat(marks)
+        if not mask.any():
+            raise unknown_name("parameter", pattern, list(self.names), "Task.slice")
+        return mask
+
+    def module_with(self, w: Vec, buffers: Buffers) -> nn.Module:
+        """Copy the user's plain module, with these parameters and buffers in it."""
+        module = copy.deepcopy(self.original)
+        dtypes = {n: t.dtype for n, t in module.state_dict().items()}
+        values = {**self.named(w.detach().cpu()), **self.named_buffers(buffers_to(buffers, "cpu"))}
+        cast = {n: v.clone().to(dtypes[n]) for n, v in values.items()}
+        module.load_state_dict(cast, strict=False)
+        return module
+
+    def clone(self) -> Task:
+        """Copy for another thread: a module must not serve two passes at once."""
+        twin = copy.copy(self)
+        twin.module = copy.deepcopy(self.module)
+        return twin
+
+    def to(self, device: torch.device | str) -> Task:
+        """Move what is not in the vector (frozen parameters, constants) to a device."""
+        twin = self.clone()
+        twin.module = twin.module.to(device)
+        return twin
+
+    def check(self, x: Tensor, y: Tensor) -> None:
+        """Try one small batch and explain what cannot work, before any training."""
+        trouble = find_trouble(self.module, x)
+        if trouble:
+            raise TaskError("; ".join(trouble))
+        w, buffers = self.initial()
+        mask = torch.ones(len(x), dtype=torch.bool, device=x.device)
+        key = torch.zeros((), dtype=torch.int64, device=x.device)
+        with torch.no_grad():
+            try:
+                out = self.forward(w.to(x.device), buffers, x, Pass(mask, key, True))
+                self.losses(out.value, y)
+            except TaskError:
+                raise
+            except Exception as error:
+                raise TaskError(
+                    f"the module or its loss fails on inputs {tuple(x.shape)} {x.dtype} and "
+                    f"targets {tuple(y.shape)} {y.dtype}: {error}"
+                ) from error
+        if self.feature is not None and out.features is None:
+            raise TaskError(f"the feature layer {self.feature!r} is never called in forward()")
+
+
+def buffers_to(buffers: Buffers, device: torch.device | str) -> Buffers:
+    """Move buffers to a device."""
+    return Buffers(buffers.floats.detach().to(device), buffers.counters.to(device))
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean over the real rows; 0 if there is none.  Selects, so a NaN in padding is harmless."""
+    m = mask.reshape(mask.shape + (1,) * (values.ndim - mask.ndim))
+    kept = torch.where(m, values, torch.zeros((), dtype=values.dtype, device=values.device))
+    return kept.sum(0) / mask.sum().clamp(min=1)
+
+
+def _named_loss(loss: str | PerExample) -> tuple[str, PerExample]:
+    if isinstance(loss, str):
+        if loss not in LOSSES:
+            raise unknown_name("loss", loss, list(LOSSES), "Task")
+        return loss, LOSSES[loss]
+    if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
+        loss = copy.deepcopy(loss)
+        loss.reduction = "none"
+    name = getattr(loss, "__qualname__", type(loss).__qualname__)
+    return name, loss
+
+
+def _watch(module: nn.Module, feature: str) -> None:
+    """Let the pass that is running note what flows through the feature layer."""
+    name, _, side = feature.partition(":")
+    known = [n for n, _ in module.named_modules() if n]
+    if name not in known:
+        raise unknown_name("layer", name, known, "Task.feature")
+    layer = module.get_submodule(name)
+    if side == "input":
+        layer.register_forward_pre_hook(_note_input)
+    elif side == "":
+        layer.register_forward_hook(_note_output)
+    else:
+        raise ConfigError(f"Task.feature: {feature!r} should read 'layer' or 'layer:input'")
+
+
+def _note_input(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+    current_pass().notes["features"] = args[0]
+
+
+def _note_output(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+    current_pass().notes["features"] = output

@@ -1,0 +1,181 @@
+"""Trees of tensors, and records that are trees.  The only user of torch's pytree module.
+
+A tree is a tensor, or a tuple, NamedTuple, dict or record of trees; `EMPTY` is the tree without
+leaves.  A `record` is a frozen dataclass whose plain fields are leaves (numbers that may be
+stacked over experiments) and whose `static` fields belong to the structure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, TypeVar, dataclass_transform
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from undrift.errors import ConfigError
+
+T = TypeVar("T")
+Tree = Any  # nested tuples, NamedTuples, dicts and records of tensors
+EMPTY: Tree = ()
+
+
+def static(default: Any = MISSING) -> Any:
+    """Make a field that shapes the computation: never traced, never stacked."""
+    return field(default=default, metadata={"static": True})
+
+
+def number(
+    default: Any = MISSING, *, low: float = -math.inf, high: float = math.inf, open: bool = False
+) -> Any:
+    """Make a numeric field with a declared range; `open` leaves the lower end out."""
+    return field(default=default, metadata={"range": (low, high, open)})
+
+
+def part(default: Any) -> Any:
+    """Make a field that holds another record, made anew by `default` for every owner."""
+    return field(default_factory=default)
+
+
+def check_ranges(record: Any) -> None:
+    """Refuse a plain number that lies outside the range its field declares."""
+    for f in fields(record):
+        value, limits = getattr(record, f.name), f.metadata.get("range")
+        if limits is None or value is None or isinstance(value, Tensor):
+            continue
+        low, high, open_low = limits
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ConfigError(
+                f"{type(record).__name__}.{f.name} must be a number, got {value!r}"
+            )
+        # written so that NaN fails too
+        if not ((low < value if open_low else low <= value) and value <= high):
+            left = f"{'(' if open_low else '['}{low:g}"
+            raise ConfigError(
+                f"{type(record).__name__}.{f.name} = {value!r} is outside {left}, {high:g}]"
+            )
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(static, number, part, field))
+def record(cls: type[T]) -> type[T]:
+    """Make `cls` a frozen dataclass whose non-static fields are the branches of a tree."""
+    own_check = cls.__dict__.get("__post_init__")
+
+    def __post_init__(self: Any) -> None:
+        check_ranges(self)
+        if own_check is not None:
+            own_check(self)
+
+    cls.__post_init__ = __post_init__  # type: ignore[attr-defined]
+    made = dataclass(frozen=True)(cls)
+    branches = [f.name for f in fields(made) if not f.metadata.get("static")]  # type: ignore[arg-type]
+    shape = [f.name for f in fields(made) if f.metadata.get("static")]  # type: ignore[arg-type]
+
+    def flatten(x: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        return [getattr(x, n) for n in branches], tuple(getattr(x, n) for n in shape)
+
+    def unflatten(values: Any, context: Any) -> Any:
+        x = object.__new__(made)  # leaves may be tensors mid-transform: skip the checks
+        for name, value in zip([*branches, *shape], [*values, *context], strict=True):
+            object.__setattr__(x, name, value)
+        return x
+
+    def flatten_with_keys(x: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        values, context = flatten(x)
+        keys = [_pytree.GetAttrKey(n) for n in branches]
+        return list(zip(keys, values, strict=True)), context
+
+    _pytree.register_pytree_node(
+        made,
+        flatten,
+        unflatten,
+        serialized_type_name=f"{made.__module__}.{made.__qualname__}",
+        flatten_with_keys_fn=flatten_with_keys,
+    )
+    return made
+
+
+def replace(record: T, **changes: Any) -> T:
+    """Copy a record with some fields changed, checks included."""
+    return dataclasses.replace(record, **changes)  # type: ignore[type-var]
+
+
+def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+    """Apply `function` leaf by leaf."""
+    return _pytree.tree_map(function, tree, *others)
+
+
+def leaves(tree: Tree) -> list[Any]:
+    """List the leaves of a tree, in its fixed order; `None` is a tree without leaves."""
+    return [leaf for leaf in _pytree.tree_leaves(tree) if leaf is not None]
+
+
+def structure(tree: Tree) -> Any:
+    """Describe a tree without its leaves; equal structures compare equal."""
+    return _pytree.tree_structure(tree)
+
+
+def rebuild(tree_structure: Any, tree_leaves: Sequence[Any]) -> Tree:
+    """Put leaves back into a structure."""
+    return _pytree.tree_unflatten(list(tree_leaves), tree_structure)
+
+
+def named_leaves(tree: Tree) -> dict[str, Any]:
+    """Leaves by path, e.g. `{"states.0.m": tensor}`: the names that checkpoints use."""
+    pairs, _ = _pytree.tree_flatten_with_path(tree)
+    return {".".join(_key(k) for k in path): leaf for path, leaf in pairs if leaf is not None}
+
+
+def _key(entry: Any) -> str:
+    for name in ("name", "key", "idx"):
+        if hasattr(entry, name):
+            return str(getattr(entry, name))
+    raise AssertionError(f"a tree entry of an unknown kind: {entry!r}")
+
+
+def stack(trees: Sequence[T]) -> T:
+    """Stack E trees of one structure into one tree with a leading axis of length E.
+
+    >>> from undrift.rules import Prox
+    >>> stack([Prox(mu=0.1), Prox(mu=0.2)]).mu.shape
+    torch.Size([2])
+    """
+    first = structure(trees[0])
+    for tree in trees[1:]:
+        if structure(tree) != first:
+            raise ConfigError(f"cannot stack {structure(tree)} with {first}: their structures differ")
+    stacked: T = tree_map(
+        lambda *v: torch.stack([torch.as_tensor(x, dtype=_number_type(x)) for x in v]), *trees
+    )
+    return stacked
+
+
+def _number_type(x: Any) -> torch.dtype | None:
+    # float64 keeps a hyper-parameter as exact as the Python number it replaces.
+    return torch.float64 if isinstance(x, float) else None
+
+
+def unstack(tree: T, size: int) -> list[T]:
+    """Undo `stack`: E trees, each without the leading axis."""
+    return [tree_map(lambda v, e=e: v[e], tree) for e in range(size)]
+
+
+def where(condition: Tensor, new: T, old: T) -> T:
+    """Choose one of two trees by a scalar condition; never multiplies, so NaN does not spread."""
+    chosen: T = tree_map(lambda a, b: torch.where(condition, a, b), new, old)
+    return chosen
+
+
+def zeros_like(tree: T) -> T:
+    """Make a tree of zeros with the same shapes."""
+    zeros: T = tree_map(lambda v: torch.zeros_like(v) if isinstance(v, Tensor) else 0.0 * v, tree)
+    return zeros
+
+
+def size_in_floats(tree: Tree) -> int:
+    """Count the numbers in a tree: what it costs to send, in floats."""
+    return sum(v.numel() if isinstance(v, Tensor) else 1 for v in leaves(tree))

@@ -1,0 +1,25 @@
+"""Federations, samplers and local work."""
+
+from undrift.data.federation import Arrival, Federation
+from undrift.data.population import Cohort, Population, Sampler
+from undrift.data.sampler import Bernoulli, Everyone, Explicit, Sequential, Uniform, Weighted
+from undrift.data.work import ExplicitWork, LocalWork, Plan, Work, micro_batches
+
+__all__ = [
+    "Arrival",
+    "Bernoulli",
+    "Cohort",
+    "Everyone",
+    "Explicit",
+    "ExplicitWork",
+    "Federation",
+    "LocalWork",
+    "Plan",
+    "Population",
+    "Sampler",
+    "Sequential",
+    "Uniform",
+    "Weighted",
+    "Work",
+    "micro_batches",
+]

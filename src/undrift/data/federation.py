@@ -1,0 +1,269 @@
+"""Federations: who holds which examples, and how many of them have arrived.
+
+Letters: N clients, n member entries, C clients of a cohort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from undrift.core.tree import number, record, static
+from undrift.data.checks import check_whole
+from undrift.errors import ConfigError, DataError
+
+Array = Tensor | NDArray[np.generic]
+Indices = Sequence[int] | NDArray[np.integer] | Tensor
+
+
+@record
+class Arrival:
+    """Examples that arrive over time: the share `first` at once, all of them after `rounds`.
+
+    >>> Arrival(rounds=10).share(5)
+    0.55
+    """
+
+    rounds: int = static()
+    first: float = number(0.1, low=0, high=1, open=True)
+
+    def __post_init__(self) -> None:
+        check_whole("Arrival.rounds", self.rounds)
+
+    def share(self, round: int) -> float:
+        """Tell which share of its examples a client may use in a round, counted from 0."""
+        return min(1.0, self.first + (1 - self.first) * round / self.rounds)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Federation:
+    """All clients' examples on one device, and the list of rows that each client owns.
+
+    Make one with `Federation.of` or `Federation.split`.
+    """
+
+    x: Tensor  # [rows, ...]
+    y: Tensor  # [rows, ...]
+    members: Tensor  # [n] row ids, client after client
+    offsets: Tensor  # [N + 1] where each client's members start
+    sizes: Tensor  # [N] always on the CPU: plans are shaped by it
+    arrival: Arrival | None = None
+
+    @classmethod
+    def of(
+        cls, clients: Sequence[tuple[Array, Array]], *, arrival: Arrival | None = None
+    ) -> Federation:
+        """Gather one (x, y) per client; a client may be empty.
+
+        >>> x, y = torch.zeros(5, 2), torch.zeros(5, dtype=torch.long)
+        >>> Federation.of([(x, y), (x[:3], y[:3])])
+        Federation(2 clients, 8 examples, x [2] float32, y [] int64, cpu)
+        """
+        pairs = [_pair(x, y, f"client {i}") for i, (x, y) in enumerate(clients)]
+        _check_alike(pairs)
+        full = [p for p in pairs if len(p.x)]
+        sizes = torch.tensor([len(p.x) for p in pairs], dtype=torch.int64)
+        x, y = torch.cat([p.x for p in full]), torch.cat([p.y for p in full])
+        return _assemble(x, y, torch.arange(len(x)), sizes, arrival)
+
+    @classmethod
+    def split(
+        cls,
+        x: Array,
+        y: Array,
+        parts: Sequence[Indices],
+        *,
+        allow_shared: bool = False,
+        arrival: Arrival | None = None,
+    ) -> Federation:
+        """Deal shared examples to clients by lists of indices; x and y are not copied.
+
+        The order within a list is kept: it is the order in which examples arrive.
+
+        >>> Federation.split(torch.zeros(5, 2), torch.zeros(5), [[0, 3], [4, 1, 2]]).sizes
+        tensor([2, 3])
+        """
+        pair = _pair(x, y, "the shared examples")
+        lists = [_index_list(i, part, len(pair.x)) for i, part in enumerate(parts)]
+        _check_some([len(p) for p in lists])
+        sizes = torch.tensor([len(p) for p in lists], dtype=torch.int64)
+        made = _assemble(pair.x, pair.y, torch.cat(lists), sizes, arrival)
+        if not allow_shared:
+            _check_owned_once(made)
+        return made
+
+    @property
+    def num_clients(self) -> int:
+        """Count the clients, empty ones included."""
+        return len(self.sizes)
+
+    @property
+    def max_size(self) -> int:
+        """Tell the size of the largest client."""
+        return int(self.sizes.max())
+
+    @property
+    def device(self) -> torch.device:
+        """Tell where the examples live."""
+        return self.x.device
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Federation:
+        """Move the examples; `dtype` changes x and y where they are floating-point."""
+        if dtype is not None and not dtype.is_floating_point:
+            raise ConfigError(f"dtype must be floating-point, got {dtype}")
+        device = self.device if device is None else torch.device(device)
+        x, y = (v.to(device, dtype if v.is_floating_point() else None) for v in (self.x, self.y))
+        members, offsets = self.members.to(device), self.offsets.to(device)
+        moved = replace(self, x=x, y=y, members=members, offsets=offsets)
+        if dtype is not None:
+            _check_finite(moved)  # a narrower type may have overflowed
+        return moved
+
+    def client(self, i: int) -> tuple[Tensor, Tensor]:
+        """Copy out the examples of one client."""
+        if not 0 <= i < self.num_clients:
+            raise DataError(f"no client {i}: clients are numbered 0 to {self.num_clients - 1}")
+        start = int(self.sizes[:i].sum())
+        rows = self.members[start : start + int(self.sizes[i])]
+        return self.x[rows], self.y[rows]
+
+    def rows(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Look up row ids: ids [C], positions [C, ...] within each client's own examples.
+
+        A position of -1 gives row 0, which the caller masks.
+        """
+        starts = self.offsets[ids].view(-1, *[1] * (positions.dim() - 1))
+        pad = positions < 0
+        # Masked before the look-up as well: an empty last client starts past the end.
+        return torch.where(pad, 0, self.members[torch.where(pad, 0, starts + positions)])
+
+    def available(self, round: int) -> Tensor:
+        """Count the examples that each client may use in a round: [N], on the CPU."""
+        if self.arrival is None:
+            return self.sizes
+        # 10 * 0.3 is a little above 3 in floating point and must not round up to 4.
+        return torch.ceil(self.sizes.double() * self.arrival.share(round) - 1e-9).long()
+
+    def __repr__(self) -> str:
+        x, y = (f"{list(v.shape[1:])} {str(v.dtype)[6:]}" for v in (self.x, self.y))
+        counts = f"{self.num_clients} clients, {len(self.members)} examples"
+        return f"Federation({counts}, x {x}, y {y}, {self.device})"
+
+
+class Pair(NamedTuple):
+    """Features and targets of equal length."""
+
+    x: Tensor
+    y: Tensor
+
+
+def _tensor(values: Array, place: str) -> Tensor:
+    if isinstance(values, np.ndarray):
+        # torch warns about read-only arrays and refuses negative strides.
+        values = np.require(values, requirements=["C", "W"])
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{place}: cannot be made a tensor ({error})") from error
+
+
+def _pair(x: Array, y: Array, owner: str) -> Pair:
+    pair = Pair(_tensor(x, f"x of {owner}"), _tensor(y, f"y of {owner}"))
+    if not (pair.x.dim() and pair.y.dim()):
+        raise DataError(f"{owner}: x and y need a first axis that counts the examples")
+    if len(pair.x) != len(pair.y):
+        raise DataError(
+            f"{owner}: x has {len(pair.x)} examples but y has {len(pair.y)}; give one target each"
+        )
+    return pair
+
+
+def _check_some(sizes: Sequence[int]) -> None:
+    if not sizes:
+        raise DataError("a federation needs at least one client, got none")
+    if not any(sizes):
+        raise DataError(f"all {len(sizes)} clients are empty; give at least one an example")
+
+
+def _check_alike(pairs: Sequence[Pair]) -> None:
+    _check_some([len(p.x) for p in pairs])
+    first = next(i for i, p in enumerate(pairs) if len(p.x))
+    for i, pair in enumerate(pairs):
+        for name, one, other in zip("xy", pairs[first], pair, strict=True):
+            # an empty client often comes as torch.empty(0), which has no shape to compare
+            if len(other) and _kind(one) != _kind(other):
+                raise DataError(
+                    f"{name} of client {i} is {_kind(other)} per example but client {first} has "
+                    f"{_kind(one)}; bring all clients to one shape, type and device"
+                )
+
+
+def _kind(v: Tensor) -> str:
+    return f"{list(v.shape[1:])} {str(v.dtype)[6:]} on {v.device}"
+
+
+def _index_list(i: int, part: Indices, num_rows: int) -> Tensor:
+    rows = _tensor(part if isinstance(part, Tensor) else np.asarray(part), f"client {i}'s indices")
+    if not rows.numel():
+        return torch.zeros(0, dtype=torch.int64)
+    if rows.dim() != 1 or rows.dtype.is_floating_point or rows.dtype == torch.bool:
+        raise DataError(f"client {i}: give a flat list of example indices, not {_kind(rows)}")
+    rows = rows.to("cpu", torch.int64)
+    outside = rows[(rows < 0) | (rows >= num_rows)]
+    if len(outside):
+        raise DataError(
+            f"client {i}: index {int(outside[0])} is out of range; there are {num_rows} examples, "
+            f"numbered 0 to {num_rows - 1}"
+        )
+    return rows
+
+
+def _assemble(
+    x: Tensor, y: Tensor, members: Tensor, sizes: Tensor, arrival: Arrival | None
+) -> Federation:
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+    if x.device != y.device:
+        raise DataError(f"x is on {x.device} but y is on {y.device}; move one of them")
+    made = Federation(x, y, members.to(x.device), offsets.to(x.device), sizes, arrival)
+    _check_finite(made)
+    return made
+
+
+def _owner(federation: Federation, entry: int) -> int:
+    offsets = federation.offsets.cpu()
+    return int(torch.searchsorted(offsets, entry, right=True)) - 1
+
+
+def _check_finite(federation: Federation) -> None:
+    for name, values in (("x", federation.x), ("y", federation.y)):
+        if not (values.is_floating_point() or values.is_complex()):
+            continue
+        good = torch.isfinite(values).flatten(1).all(1) if values.dim() > 1 else values.isfinite()
+        bad = (~good[federation.members]).nonzero()[:1]
+        if len(bad):
+            client = _owner(federation, int(bad))
+            position = int(bad) - int(federation.offsets[client])
+            raise DataError(
+                f"{name} of client {client}, example {position}, holds NaN or infinity; "
+                "clean or drop it before building the federation"
+            )
+
+
+def _check_owned_once(federation: Federation) -> None:
+    times = torch.bincount(federation.members, minlength=len(federation.x))
+    twice = (times > 1).nonzero()[:1]
+    if len(twice):
+        entries = (federation.members == int(twice)).nonzero().flatten()[:2].tolist()
+        a, b = (_owner(federation, entry) for entry in entries)
+        owners = f"clients {a} and {b}" if a != b else f"client {a}, two times"
+        raise DataError(
+            f"example {int(twice)} is given to {owners}; give it once, or pass allow_shared=True"
+        )

@@ -1,0 +1,264 @@
+"""Local work: how many steps a client takes in a round, and on which of its examples.
+
+Letters: C clients of a cohort, K most steps among them, B slots of a batch, n_i examples of
+client i, W slots of one epoch.
+
+A plan depends on (seed, round, client id) and the client's size alone, so any subset of a cohort
+in any order gets the same batches; only the padding follows the company a client keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from undrift.core.random import Word, fold, integers, permutation
+from undrift.core.tree import record, static
+from undrift.data.checks import check_whole
+from undrift.errors import ConfigError, unknown_name
+
+Range = int | tuple[int, int]  # a number, or the ends of a uniform draw per client and round
+Last = Literal["keep", "drop", "bootstrap", "full"]
+LASTS = ["keep", "drop", "bootstrap", "full"]
+
+
+class Plan(NamedTuple):
+    """The batches of a cohort, as positions within each client's own examples."""
+
+    order: Tensor  # [C, K, B] -1 pads
+    steps: Tensor  # [C] steps that each client takes; its batches from there on are all padding
+
+
+class LocalWork(Protocol):
+    """Any object with these two methods plans local work.
+
+    Both must depend on a client's id and size, never on its place in `ids`.
+    """
+
+    def plan(
+        self,
+        seed: int,
+        round: int,
+        ids: Tensor,
+        sizes: Tensor,
+        device: torch.device | str | None = None,
+    ) -> Plan:
+        """Plan a round for clients `ids` [C] with `sizes` [C] usable examples, on `device`."""
+
+    def steps_of(self, seed: int, round: int, ids: Tensor, sizes: Tensor) -> Tensor:
+        """Count the steps of each client, [C] on the CPU, without making the plan."""
+
+
+@record
+class Work:
+    """Local epochs or steps over mini-batches, shuffled anew every epoch.
+
+    A pair (low, high) draws a whole number per client and round, both ends included.  `last` says
+    what becomes of an epoch's short last batch: "keep" it, "drop" it (a client with less than one
+    batch then rests), "bootstrap" it up to `batch` with own examples drawn with replacement
+    (AdaBest).  `last="full"` or `batch=None` takes all examples in every step.  Neither epochs
+    nor steps means one epoch.
+
+    >>> Work(epochs=(1, 5), batch=45, last="bootstrap").epochs
+    (1, 5)
+    >>> Work(steps=10).plan(0, 0, torch.arange(3), torch.tensor([50, 9, 70])).order.shape
+    torch.Size([3, 10, 32])
+    """
+
+    epochs: Range | None = static(None)
+    steps: Range | None = static(None)
+    batch: int | None = static(32)
+    last: Last = static("keep")
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.steps is not None:
+            raise ConfigError(
+                f"Work has epochs = {self.epochs} and steps = {self.steps}: give one of them, "
+                "and None for the other"
+            )
+        if self.last not in LASTS:
+            raise unknown_name("way to end an epoch", self.last, LASTS, "Work.last")
+        if self.batch is not None:
+            check_whole("Work.batch", self.batch)
+        name = "epochs" if self.steps is None else "steps"
+        low, high = _ends(name, self.amount)
+        object.__setattr__(self, name, low if low == high else (low, high))
+
+    @property
+    def amount(self) -> Range:
+        """Tell how much is done: a number of epochs, or of steps."""
+        if self.steps is not None:
+            return self.steps
+        return 1 if self.epochs is None else self.epochs
+
+    @property
+    def slots(self) -> int | None:
+        """Tell how many examples a step takes; None for all of them."""
+        return None if self.last == "full" else self.batch
+
+    def per_epoch(self, sizes: Tensor) -> Tensor:
+        """Count the batches that one epoch gives to clients of these sizes."""
+        batch = self.slots
+        if batch is None:
+            return (sizes > 0).long()
+        return (sizes if self.last == "drop" else sizes + batch - 1) // batch
+
+    def steps_of(self, seed: int, round: int, ids: Tensor, sizes: Tensor) -> Tensor:
+        low, high = _ends("amount", self.amount)
+        ids, per_epoch = ids.cpu(), self.per_epoch(sizes.cpu())  # sync, if they are on a device
+        amount = integers(fold(seed, "work", round, ids), 0, low, high + 1)
+        return amount * per_epoch if self.steps is None else torch.where(per_epoch > 0, amount, 0)
+
+    def plan(
+        self,
+        seed: int,
+        round: int,
+        ids: Tensor,
+        sizes: Tensor,
+        device: torch.device | str | None = None,
+    ) -> Plan:
+        device = ids.device if device is None else torch.device(device)
+        # Counts stay on the host, for they decide shapes; only the order is made on the device.
+        ids, sizes = ids.cpu(), sizes.cpu()  # sync, if they are on a device
+        steps, per_epoch = self.steps_of(seed, round, ids, sizes), self.per_epoch(sizes)
+        if self.slots is None:
+            return _full(sizes, steps, device)
+        num_steps = _most(steps)
+        # One step more than needed: where the unused batches of every epoch are written to.
+        order = torch.full((len(ids), num_steps + 1, self.slots), -1, device=device)
+        for epoch, who in enumerate(_active(steps, per_epoch)):
+            width = -(-_most(sizes[who]) // self.slots) * self.slots
+            key = (round, ids[who].to(device), epoch)
+            slots = self._epoch(seed, key, sizes[who].to(device), width)
+            batches = slots.view(len(who), -1, self.slots)
+            place = _places(epoch, steps[who], per_epoch[who], batches.shape[1], num_steps)
+            order[who.to(device)[:, None], place.to(device)] = batches
+        return Plan(order[:, :num_steps].contiguous(), steps.to(device))
+
+    def _epoch(self, seed: int, key: tuple[Word, ...], sizes: Tensor, width: int) -> Tensor:
+        """Shuffle each client's examples into the slots of one epoch: [C, W]."""
+        order = permutation(fold(seed, "batches", *key), sizes, width)
+        if self.last != "bootstrap":
+            return order
+        slot = torch.arange(width, device=sizes.device)
+        again = integers(fold(seed, "bootstrap", *key)[:, None], slot, 0, sizes[:, None])
+        return torch.where(order < 0, again, order)
+
+
+def _ends(name: str, amount: Range) -> tuple[int, int]:
+    # A configuration file has lists where Python has tuples.
+    low, high = amount if isinstance(amount, (tuple, list)) else (amount, amount)
+    check_whole(f"Work.{name}", low)
+    check_whole(f"Work.{name}", high)
+    if low > high:
+        raise ConfigError(f"Work.{name} = ({low}, {high}): the low end exceeds the high end")
+    return low, high
+
+
+def _most(counts: Tensor) -> int:
+    return int(counts.max()) if len(counts) else 0
+
+
+def _active(steps: Tensor, per_epoch: Tensor) -> Iterator[Tensor]:
+    """List, epoch after epoch, the places of the clients that still have steps to take."""
+    epoch = 0
+    while len(who := (steps > epoch * per_epoch).nonzero().flatten()):
+        yield who
+        epoch += 1
+
+
+def _places(epoch: int, steps: Tensor, per_epoch: Tensor, width: int, spare: int) -> Tensor:
+    """Tell at which step [C, W / B] each batch of an epoch is taken; unused ones go to `spare`."""
+    slot = torch.arange(width)
+    place = epoch * per_epoch[:, None] + slot
+    used = (slot < per_epoch[:, None]) & (place < steps[:, None])
+    return torch.where(used, place, spare)
+
+
+def _full(sizes: Tensor, steps: Tensor, device: torch.device) -> Plan:
+    # In the client's own order: shuffling a full batch would only change how sums are rounded.
+    slot, step = torch.arange(_most(sizes), device=device), torch.arange(_most(steps))
+    sizes, taken = sizes.to(device), (step < steps[:, None]).to(device)
+    used = (slot < sizes[:, None])[:, None] & taken[..., None]
+    return Plan(torch.where(used, slot, -1), steps.to(device))
+
+
+def micro_batches(sizes: Tensor, batch: int, device: torch.device | str | None = None) -> Plan:
+    """Plan one pass over all own examples in their order, in slices of `batch`.
+
+    >>> micro_batches(torch.tensor([3, 1]), batch=2).order.tolist()
+    [[[0, 1], [2, -1]], [[0, -1], [-1, -1]]]
+    """
+    check_whole("batch", batch)
+    device = sizes.device if device is None else torch.device(device)
+    sizes = sizes.cpu()  # sync, if they are on a device
+    steps = (sizes + batch - 1) // batch
+    slot = torch.arange(_most(steps) * batch, device=device)
+    order = torch.where(slot < sizes.to(device)[:, None], slot, -1)
+    return Plan(order.view(len(sizes), -1, batch), steps.to(device))
+
+
+Batches = Sequence[Sequence[int]]  # the positions of each step
+
+
+@dataclass(frozen=True)
+class ExplicitWork:
+    """Replay batches that somebody else drew: the positions of each step by (round, client).
+
+    >>> work = ExplicitWork({(0, 7): [[2, 0], [1]]})
+    >>> work.plan(0, 0, torch.tensor([7]), torch.tensor([3])).order.tolist()
+    [[[2, 0], [1, -1]]]
+    """
+
+    orders: Mapping[tuple[int, int], Batches]
+
+    def __post_init__(self) -> None:
+        for (round, client), batches in self.orders.items():
+            for step, batch in enumerate(batches):
+                if not len(batch):
+                    raise ConfigError(
+                        f"round {round}, client {client}: step {step} has an empty batch; leave "
+                        "it out or name a position"
+                    )
+
+    def _batches(self, round: int, client: int) -> Batches:
+        if (round, client) not in self.orders:
+            raise ConfigError(f"no batches for client {client} in round {round}; add them")
+        return self.orders[round, client]
+
+    def steps_of(self, seed: int, round: int, ids: Tensor, sizes: Tensor) -> Tensor:
+        return torch.tensor([len(self._batches(round, i)) for i in ids.tolist()], dtype=torch.int64)
+
+    def plan(
+        self,
+        seed: int,
+        round: int,
+        ids: Tensor,
+        sizes: Tensor,
+        device: torch.device | str | None = None,
+    ) -> Plan:
+        device = ids.device if device is None else torch.device(device)
+        steps = self.steps_of(seed, round, ids, sizes)
+        lists = [self._batches(round, i) for i in ids.tolist()]
+        for client, batches, size in zip(ids.tolist(), lists, sizes.tolist(), strict=True):
+            _check_positions(round, client, batches, size)
+        width = max((len(b) for batches in lists for b in batches), default=0)
+        order = torch.full((len(ids), _most(steps), width), -1)
+        for row, batches in zip(order, lists, strict=True):
+            for slots, batch in zip(row, batches, strict=False):  # the rest of `row` is padding
+                slots[: len(batch)] = torch.as_tensor(batch)
+        return Plan(order.to(device), steps.to(device))
+
+
+def _check_positions(round: int, client: int, batches: Batches, size: int) -> None:
+    for step, batch in enumerate(batches):
+        outside = [int(p) for p in batch if not 0 <= p < size]
+        if outside:
+            raise ConfigError(
+                f"round {round}, client {client}, step {step}: position {outside[0]} is outside "
+                f"the client's {size} examples; positions count from 0 within its own data"
+            )

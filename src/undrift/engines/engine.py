@@ -1,0 +1,166 @@
+"""What every engine is: train a cohort, report the sum.
+
+An engine holds the task, the data and the clients' states, and knows no algorithm.  Subclasses say
+how the core functions are mapped over clients; the order of phases is written here, once.
+
+Shapes.  C clients of a cohort (in summing order), K local steps, B batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from undrift.core.algorithm import (
+    Algorithm,
+    Broadcast,
+    Client,
+    Report,
+    Row,
+    Server,
+    write_broadcast,
+    write_personal,
+)
+from undrift.core.rule import ClientInfo
+from undrift.core.task import Batch, Task
+from undrift.core.tree import EMPTY, Tree, tree_map
+from undrift.data.federation import Federation
+from undrift.engines.sums import OrderedSum
+from undrift.state.store import ClientStateStore
+
+PIECE = 256  # examples of a client that one pass over its own data takes at a time
+
+
+class Assignment(NamedTuple):
+    """Who trains in a round, and on which batches; clients stand in summing order."""
+
+    info: ClientInfo  # leading axis C, on the device
+    order: Tensor  # [C, K, B] positions among a client's own examples, -1 pads
+    steps: Tensor  # [C] on the CPU: the host decides how many steps to run
+    sizes: Tensor  # [C] on the CPU: examples that may be used in this round
+    seed: int
+
+    @property
+    def ids(self) -> list[int]:
+        """Client ids, in summing order."""
+        return [int(i) for i in self.info.id]
+
+    def part(self, index: slice | Tensor) -> Assignment:
+        """Take some of the clients."""
+        info = ClientInfo(*(v[index] for v in self.info))
+        steps, sizes = self.steps[index], self.sizes[index]
+        return Assignment(info, self.order[index], steps, sizes, self.seed)
+
+
+class Outcome(NamedTuple):
+    """What a cohort sends up."""
+
+    report: Report  # the sum, float64
+    rows: Row  # leading axis C, in summing order
+    broadcast: Broadcast  # what was sent down
+    personal: tuple[Tree, ...]  # the per-client part of it, leading axis C
+
+
+class Engine:
+    """Trains cohorts on one machine; subclasses map the core functions over clients."""
+
+    def __init__(self, task: Task, federation: Federation, store: ClientStateStore) -> None:
+        self.task, self.federation, self.store = task, federation, store
+        self.device = federation.device
+
+    def plan(self) -> dict[str, Any]:
+        """Give the choices that decide rounding, to be recorded with the run."""
+        return {}
+
+    def use_plan(self, plan: dict[str, Any]) -> None:
+        """Repeat the choices of a recorded run."""
+
+    # -- what a subclass defines -------------------------------------------------------------
+    def run_clients(
+        self, algo: Algorithm, broadcast: Broadcast, clients: Client, work: Assignment
+    ) -> Iterator[tuple[list[int], tuple[Tree, ...], Report, Row]]:
+        """Train clients; yield (ids, states, reports, rows) of some of them, in summing order."""
+        raise TypeError(f"{type(self).__name__} must define run_clients")
+
+    def measure_clients(
+        self, hook: str, algo: Algorithm, broadcast: Broadcast, clients: Client, work: Assignment
+    ) -> tuple[Tree, ...]:
+        """Evaluate a hook over each client's own data: means with a leading axis C."""
+        raise TypeError(f"{type(self).__name__} must define measure_clients")
+
+    # -- the phases of a round -----------------------------------------------------------------
+    def train(self, algo: Algorithm, server: Server, work: Assignment) -> Outcome:
+        """Run one round's client half; new client states are staged, not yet visible."""
+        broadcast = write_broadcast(algo, server, len(work.ids), work.seed)
+        clients = self.clients(algo, server, work)
+        if algo.uses("probe"):
+            probes = self.measure_clients("probe", algo, broadcast, clients, work)
+            clients = clients._replace(probe=probes)
+            broadcast = broadcast._replace(cohort=cohort_mean(algo, probes, work))
+        total, rows = OrderedSum(), []
+        for ids, states, reports, some in self.run_clients(algo, broadcast, clients, work):
+            self.store.stage(ids, states)
+            total.add(ids, reports)
+            rows.append(some)
+        joined: Row = tree_map(lambda *v: torch.cat(v), *rows)
+        return Outcome(total.result(), joined, broadcast, clients.notes)
+
+    def after(self, algo: Algorithm, server: Server, work: Assignment) -> tuple[Tree, ...]:
+        """Let clients look at the new model: one row per client and rule."""
+        broadcast = write_broadcast(algo, server, len(work.ids), work.seed)
+        clients = self.clients(algo, server, work)
+        return self.measure_clients("after_round", algo, broadcast, clients, work)
+
+    # -- shared by all engines -----------------------------------------------------------------
+    def clients(self, algo: Algorithm, server: Server, work: Assignment) -> Client:
+        """Put together what each client of the cohort has and gets."""
+        notes = torch.func.vmap(lambda info: write_personal(algo, server, info))(work.info)
+        state = self.store.gather(work.ids)
+        nothing = tuple(EMPTY for _ in algo.parts)
+        steps = work.steps.to(self.device, self.task.dtype)
+        return Client(work.info, notes, state, nothing, nothing[:-1], steps)
+
+    def batch(self, ids: Tensor, positions: Tensor) -> Batch:
+        """Fetch examples by position: [C, B] in, a batch with a leading client axis out."""
+        rows = self.federation.rows(ids, positions)
+        x, y = self.federation.x[rows], self.federation.y[rows]
+        return Batch(x, y, positions >= 0, positions)
+
+    def pieces(self, sizes: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Walk through everybody's own data: (number, positions [C, piece])."""
+        longest = int(sizes.max())
+        width = min(PIECE, longest)
+        for number, start in enumerate(range(0, longest, width)):
+            at = torch.arange(start, start + width, device=self.device)
+            inside = at < sizes.to(self.device)[:, None]
+            yield number, torch.where(inside, at, -1)
+
+    def step_number(self, k: int) -> Tensor:
+        """Give a step number as a tensor in the model's type."""
+        return torch.tensor(float(k), dtype=self.task.dtype, device=self.device)
+
+
+def cohort_mean(algo: Algorithm, probes: tuple[Tree, ...], work: Assignment) -> tuple[Tree, ...]:
+    """Average the probes that are shared, weighted by size, in summing order."""
+
+    def mean(probe: Tree) -> Tree:
+        total, size = OrderedSum(), work.info.size
+        total.add(work.ids, tree_map(lambda v: by_client(size, v) * v, probe))
+        weight = size.double().sum()
+        return tree_map(lambda v, like: (v / weight).to(like.dtype), total.result(), probe)
+
+    pairs = zip(algo.parts, probes, strict=True)
+    return tuple(mean(probe) if p.shares_probe and probe != () else EMPTY for p, probe in pairs)
+
+
+def by_client(values: Tensor, like: Tensor) -> Tensor:
+    """Shape one value per client so that it multiplies `like` [C, ...]."""
+    return values.reshape(-1, *[1] * (like.dim() - 1))
+
+
+def mean_rows(summed: Tree, sizes: Tensor) -> Tree:
+    """Divide sums over own data by n_i, client by client."""
+    return tree_map(lambda v: v / by_client(sizes, v), summed)

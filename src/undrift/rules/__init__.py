@@ -1,0 +1,72 @@
+"""The mechanisms of the papers, and the algorithms made of them."""
+
+from undrift.core.local import (
+    AdamW,
+    Exponential,
+    HeavyBall,
+    InverseTime,
+    Milestones,
+    Nesterov,
+    RmsProp,
+    Schedule,
+    Sgd,
+)
+from undrift.rules.aggregate import Mean, Nova
+from undrift.rules.client import (
+    Prox,
+    Scaffold,
+    ScaffoldFresh,
+    ScaffoldGradient,
+    ScaffoldLiteral,
+    ScaffoldM,
+)
+from undrift.rules.named import (
+    catalogue,
+    comfed,
+    fedadagrad,
+    fedadam,
+    fedavg,
+    fedavgm,
+    fednova,
+    fedprox,
+    fedyogi,
+    scaffold,
+    scaffold_m,
+    sgd,
+)
+from undrift.rules.server import Adaptive, ServerMomentum, Step
+
+__all__ = [
+    "AdamW",
+    "Adaptive",
+    "Exponential",
+    "HeavyBall",
+    "InverseTime",
+    "Mean",
+    "Milestones",
+    "Nesterov",
+    "Nova",
+    "Prox",
+    "RmsProp",
+    "Scaffold",
+    "ScaffoldFresh",
+    "ScaffoldGradient",
+    "ScaffoldLiteral",
+    "ScaffoldM",
+    "Schedule",
+    "ServerMomentum",
+    "Sgd",
+    "Step",
+    "catalogue",
+    "comfed",
+    "fedadagrad",
+    "fedadam",
+    "fedavg",
+    "fedavgm",
+    "fednova",
+    "fedprox",
+    "fedyogi",
+    "scaffold",
+    "scaffold_m",
+    "sgd",
+]

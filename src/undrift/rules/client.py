@@ -1,0 +1,180 @@
+"""Client mechanisms: what changes a local step.  Symbols as in the papers, signs as in rule.py."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from undrift.core.rule import ClientView, Rule, ServerView
+from undrift.core.task import Vec
+from undrift.core.tree import EMPTY, Tree, number, record, static
+
+
+@record
+class Prox(Rule):
+    """FedProx (Li et al. 2020, eq. 2): pull the local model towards the one received.
+
+    mu = 0: FedAvg.
+    """
+
+    mu: float = number(0.01, low=0)
+
+    def direction(self, g: Vec, view: ClientView) -> Vec:
+        return g + self.mu * (view.w - view.w0)
+
+
+@record
+class Scaffold(Rule):
+    """SCAFFOLD (Karimireddy et al. 2020, alg. 1), option II.
+
+    ||a_i||_1 stands for the paper's K, so that c_i is a mean gradient under momentum too.
+    First round: FedAvg.
+    """
+
+    needs_path: ClassVar[bool] = True
+
+    c_by_size: bool = static(False)  # c moves by sum q_i dc_i instead of sum dc_i / N
+
+    def init_client(self, w: Vec, examples: int) -> Tree:
+        return torch.zeros_like(w)  # c_i
+
+    def init_server(self, w: Vec, clients: int) -> Tree:
+        return torch.zeros_like(w)  # c, the mean of c_i over the population
+
+    def resize(self, state: Tree, before: int, after: int) -> Tree:
+        return state * (before / after) if after else state  # a newcomer's c_i is zero
+
+    def broadcast(self, state: Tree) -> Tree:
+        return state
+
+    def direction(self, g: Vec, view: ClientView) -> Vec:
+        return g + (view.broadcast - view.mine)
+
+    def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
+        c_i = view.mine - view.broadcast + delta / (view.path * view.lr)
+        return delta, c_i, weighed(c_i - view.mine, view, self.c_by_size)
+
+    def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
+        return update, state + mean_change(view, self.c_by_size)
+
+
+@record
+class ScaffoldGradient(Rule):
+    """SCAFFOLD (Karimireddy et al. 2020, alg. 1), option I: c_i is the full gradient at x."""
+
+    c_by_size: bool = static(False)
+
+    def init_client(self, w: Vec, examples: int) -> Tree:
+        return torch.zeros_like(w)  # c_i
+
+    def init_server(self, w: Vec, clients: int) -> Tree:
+        return torch.zeros_like(w)  # c
+
+    def resize(self, state: Tree, before: int, after: int) -> Tree:
+        return state * (before / after) if after else state
+
+    def broadcast(self, state: Tree) -> Tree:
+        return state
+
+    def probe(self, view: ClientView) -> Tree:
+        return view.grad_at(view.w0)
+
+    def direction(self, g: Vec, view: ClientView) -> Vec:
+        return g + (view.broadcast - view.mine)
+
+    def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
+        return delta, view.probe, weighed(view.probe - view.mine, view, self.c_by_size)
+
+    def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
+        return update, state + mean_change(view, self.c_by_size)
+
+
+def weighed(change: Vec, view: ClientView, by_size: bool) -> Tree:
+    """Upload dc_i, by size together with its weight."""
+    return (view.size * change, view.size) if by_size else change
+
+
+def mean_change(view: ServerView, by_size: bool) -> Vec:
+    """Give sum q_i dc_i or sum dc_i / N: N is the population, not the cohort."""
+    change: Vec = view.upload[0] / view.upload[1] if by_size else view.upload / view.population
+    return change
+
+
+@record
+class ScaffoldFresh(Rule):
+    """ComFed's SCAFFOLD without client state (ruling 5): c_i = grad f_i(x), used at once.
+
+    The server's c is the cohort's mean of c_i, used in the next round.
+    """
+
+    def init_server(self, w: Vec, clients: int) -> Tree:
+        return torch.zeros_like(w)  # c
+
+    def broadcast(self, state: Tree) -> Tree:
+        return state
+
+    def probe(self, view: ClientView) -> Tree:
+        return view.grad_at(view.w0)  # c_i
+
+    def direction(self, g: Vec, view: ClientView) -> Vec:
+        return g + (view.broadcast - view.probe)
+
+    def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
+        return delta, EMPTY, (view.size * view.probe, view.size)
+
+    def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
+        return update, view.upload[0] / view.upload[1]
+
+
+@record
+class ScaffoldLiteral(Rule):
+    """ComFed algorithm 2 to the letter: c_i <- c first, so the correction is zero (ruling 5)."""
+
+    def init_server(self, w: Vec, clients: int) -> Tree:
+        return torch.zeros_like(w)  # c
+
+    def broadcast(self, state: Tree) -> Tree:
+        return state
+
+    def probe(self, view: ClientView) -> Tree:
+        return view.grad_at(view.w0)
+
+    def direction(self, g: Vec, view: ClientView) -> Vec:
+        c_i = view.broadcast
+        return g + (view.broadcast - c_i)
+
+    def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
+        return delta, EMPTY, view.probe - view.broadcast
+
+    def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
+        return update, state + view.upload / view.population
+
+
+@record
+class ScaffoldM(Rule):
+    """SCAFFOLD/m (Varno et al. 2022, with ruling 18): only models are uploaded.
+
+    Equal K, server step 1, uniform weights: SCAFFOLD option II.
+    """
+
+    needs_path: ClassVar[bool] = True
+
+    def init_client(self, w: Vec, examples: int) -> Tree:
+        return torch.zeros_like(w)  # h_i
+
+    def init_server(self, w: Vec, clients: int) -> Tree:
+        return torch.zeros_like(w)  # h
+
+    def broadcast(self, state: Tree) -> Tree:
+        return state
+
+    def direction(self, g: Vec, view: ClientView) -> Vec:
+        return g + (view.broadcast - view.mine)
+
+    def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
+        return delta, view.mine - view.broadcast + delta / (view.path * view.lr), EMPTY
+
+    def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
+        fraction = view.count / view.population
+        return update, (1 - fraction) * state + fraction * update / (view.path * view.lr)

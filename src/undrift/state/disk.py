@@ -1,0 +1,171 @@
+"""The only place that writes files.
+
+Every operation is a small function of this module, looked up when it is called: a test wraps them
+to count, to record their order and to die at the n-th one.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from undrift.errors import CheckpointError
+
+Bytes = bytes | bytearray | memoryview
+
+TEMPORARY = ".tmp-"
+
+_os_open = os.open
+_os_write = os.write
+_os_pwrite = os.pwrite
+_os_fsync = os.fsync
+_os_replace = os.replace
+_os_remove = os.remove
+
+_FREE_SPACE = "Free some space there or choose another folder"
+_ALLOW = "Make the folder writable or choose another one"
+_NEXT_MOVES = {
+    errno.ENOSPC: _FREE_SPACE,
+    errno.EDQUOT: _FREE_SPACE,
+    errno.EFBIG: "Raise the file size limit (`ulimit -f`) or choose another file system",
+    errno.EACCES: _ALLOW,
+    errno.EPERM: _ALLOW,
+    errno.EROFS: _ALLOW,
+    errno.ENOENT: "Create the folder, or check that the disk is still mounted",
+}
+
+
+def failure(action: str, path: Path, error: OSError, intact: str) -> CheckpointError:
+    """Build the error for a failed disk operation: path, cause and next move."""
+    cause = (error.strerror or str(error)).lower()
+    move = _NEXT_MOVES.get(error.errno or 0, "Check the disk")
+    return CheckpointError(f"cannot {action} {path}: {cause}. {intact}. {move}, then resume.")
+
+
+def write_all(fd: int, data: Bytes) -> None:
+    """Write every byte: one `write` may take only a part of them."""
+    rest = _flat(data)
+    while len(rest):
+        rest = rest[_os_write(fd, rest) :]
+
+
+def pwrite_all(fd: int, data: Bytes, offset: int) -> None:
+    """Write every byte at `offset`."""
+    rest = _flat(data)
+    while len(rest):
+        count = _os_pwrite(fd, rest, offset)
+        rest, offset = rest[count:], offset + count
+
+
+def fsync(fd: int) -> None:
+    """Wait until the bytes of a file are on the disk."""
+    _os_fsync(fd)
+
+
+def replace(src: Path, dst: Path) -> None:
+    """Give `src` the name `dst`, atomically."""
+    _os_replace(src, dst)
+
+
+def fsync_directory(path: Path) -> None:
+    """Wait until the names in a directory are on the disk: without it a rename may be lost."""
+    fd = _os_open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _os_fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def remove(path: Path) -> None:
+    """Delete a file; one that is already gone is no error."""
+    try:
+        _os_remove(path)
+    except FileNotFoundError:
+        return
+
+
+def make_directory(path: Path) -> None:
+    """Create a directory and its parents where they are missing."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise failure("create the folder", path, error, "Nothing was written") from error
+
+
+def open_rows(path: Path) -> int:
+    """Open a file for `pread` and `pwrite`, creating it where it is missing."""
+    make_directory(path.parent)
+    try:
+        return _os_open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise failure("open", path, error, "Nothing was written") from error
+
+
+def write_atomically(path: Path, chunks: Iterable[Bytes]) -> None:
+    """Write a file that appears whole or not at all, and stays after a power cut.
+
+    The previous file of that name is untouched until the new one is on the disk.
+    """
+    # The name carries the process, so that `sweep` spares the file of a process that still writes.
+    temporary = path.parent / f"{TEMPORARY}{os.getpid()}-{path.name}"
+    try:
+        _write_synced(temporary, chunks)
+        replace(temporary, path)
+    except BaseException as error:
+        _discard(temporary)
+        if isinstance(error, OSError):
+            intact = "What was there before is untouched"
+            raise failure("write", path, error, intact) from error
+        raise
+    try:
+        fsync_directory(path.parent)
+    except OSError as error:
+        risk = "It is complete but may not survive a power cut"
+        raise failure("sync the folder of", path, error, risk) from error
+
+
+def _write_synced(path: Path, chunks: Iterable[Bytes]) -> None:
+    fd = _os_open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        for chunk in chunks:
+            write_all(fd, chunk)
+        fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _discard(temporary: Path) -> None:
+    try:
+        remove(temporary)
+    except OSError:
+        return  # the first error tells more; `sweep` gets the file later
+
+
+def sweep(directory: Path) -> list[Path]:
+    """Delete the temporary files that killed processes left behind, and list them."""
+    strays = [p for p in sorted(directory.glob(f"{TEMPORARY}*")) if not _still_written(p)]
+    for path in strays:
+        _discard(path)
+    return strays
+
+
+def _still_written(path: Path) -> bool:
+    owner = path.name.removeprefix(TEMPORARY).partition("-")[0]
+    # Our own number means an earlier process that had it: we are not writing while we sweep.
+    if not (owner.isascii() and owner.isdigit()) or int(owner) == os.getpid():
+        return False
+    try:
+        os.kill(int(owner), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _flat(data: Bytes) -> memoryview:
+    view = memoryview(data)
+    # `cast` refuses a view without elements.
+    return view.cast("B") if view.nbytes else memoryview(b"")

@@ -86,7 +86,7 @@ def test_everything_is_available_by_default(three):
     assert three.available(0).tolist() == [3, 0, 2]
 
 
-@pytest.mark.parametrize("round", range(0, 13))
+@pytest.mark.parametrize("round", range(13))
 def test_examples_arrive_over_time(round):
     made = Federation.of([examples(n) for n in (10, 0, 1, 7, 1000)], arrival=Arrival(rounds=9))
     tenths = min(10, 1 + round)  # 0.1 + 0.9 * round / 9, in exact arithmetic

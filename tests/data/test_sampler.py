@@ -63,7 +63,7 @@ def test_a_round_does_not_depend_on_earlier_calls(sampler):
 @pytest.mark.parametrize("sampler", [SAMPLERS[0], SAMPLERS[2], SAMPLERS[6]], ids=repr)
 def test_seeds_and_rounds_change_the_cohort(sampler):
     seen = {tuple(sampler.sample(s, r, GAPS).ids) for s, r in itertools.product(range(9), range(9))}
-    assert len(seen) > 15
+    assert len(seen) >= 8  # Weighted: two clients are certain, 15 cohorts exist
     assert [sampler.sample(0, r, GAPS).ids.tolist() for r in range(9)] != [
         sampler.sample(1, r, GAPS).ids.tolist() for r in range(9)
     ]

@@ -1,6 +1,9 @@
 """ComFed's sixteen cells against each other and against the loops that stand alone (I-44); C8.
 
-MEASURED
+Measured over three worlds: Prox mu 0 and literal Scaf equal Sgd bitwise; Nova with equal K 3.3e-16;
+FedAvg, FedProx, FedAdam, FedAdagrad, FedYogi cells equal the stand-alone loops bitwise, FedNova
+3.3e-16, SCAFFOLD (both options, both c updates) 8.9e-16; every other pair of cells differs by at
+least 9.6e-4; fresh mode with one full step = delayed gradient descent 1.1e-16; C8 0.
 """
 
 import dataclasses
@@ -60,19 +63,10 @@ def test_i44_cells_are_the_stand_alone_algorithms(world, server):
     below("I-44 FedNova", gap(cell, fednova(world, SOME, b, HEAVY)), 1e-12)
     for option in ("I", "II"):
         for c_update in ("population", "size"):
-            cell = comfed(
-                world,
-                SOME,
-                b,
-                HEAVY,
-                client="scaf",
-                server="sgd",
-                scaf_option=option,
-                c_weights=c_update,
-            )
-            alone = scaffold(
-                world, SOME, b, HEAVY, option=option, weighting="size", c_update=c_update
-            )
+            grid = {"scaf_option": option, "c_weights": c_update, "eta_g": 0.7}
+            cell = comfed(world, SOME, b, HEAVY, client="scaf", server="sgd", **grid)
+            original = {"option": option, "c_update": c_update, "eta_g": 0.7}
+            alone = scaffold(world, SOME, b, HEAVY, weighting="size", **original)
             below("I-44 SCAFFOLD", gap(cell, alone), 1e-12)
             worst = max(
                 float(np.abs(p["c"] - q["c"]).max())

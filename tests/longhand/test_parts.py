@@ -1,6 +1,10 @@
 """The parts the loops are made of: gradients, local optimisers (against torch), ||a||_1.
 
-MEASURED
+Measured: finite differences 2.6e-11 softmax, 2.4e-10 mlp, 1.9e-10 regression, 1.5e-10 quadratic;
+local training against torch.optim with prox, correction, decay and clipping 1.2e-15 at worst;
+I-3 heavy ball 8.5e-14 relative (rho .99, closed form), 23.046721 exactly, prox 6.7e-16;
+option II on constant gradients 2.0e-15; heavy ball + prox (eta .01, rho .9, mu 1, K 60):
+sum a_k = 99.60, sum |a_k| = 131.03, smallest a_k = -0.848.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """Modules that train many clients at once: BatchNorm, Dropout and LSTM, rewritten for vmap.
 
 torch's own BatchNorm counts padded rows and writes its buffers in place, its Dropout depends on the
-order of clients, and its LSTM does not vmap.  `prepare` copies a module and exchanges these three.
-They read what they need to know about the batch from the `Pass` that is running.
+order of clients, and its LSTM has no batching rule.  `prepare` copies a module and exchanges these
+three.  They read what they need to know about the batch from the `Pass` that is running.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ def find_trouble(module: nn.Module, example_input: Any, *extra: Any) -> list[str
             with running(_trial_pass(example_input)):
                 twin(example_input, *extra)
         except TaskError as error:
-            return [str(error)]
+            return [*dict.fromkeys(seen.sentences), str(error)]
     after = dict(twin.named_buffers())
     changed = [n for n, (old, version) in before.items() if _touched(after.get(n), old, version)]
     return [*dict.fromkeys(seen.sentences), *map(_changed_sentence, changed)]

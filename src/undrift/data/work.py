@@ -151,7 +151,10 @@ class Work:
 
 def _ends(name: str, amount: Range) -> tuple[int, int]:
     # A configuration file has lists where Python has tuples.
-    low, high = amount if isinstance(amount, (tuple, list)) else (amount, amount)
+    ends = tuple(amount) if isinstance(amount, (tuple, list)) else (amount, amount)
+    if len(ends) != 2:
+        raise ConfigError(f"Work.{name} = {amount}: give a number or a pair (low, high)")
+    low, high = ends
     check_whole(f"Work.{name}", low)
     check_whole(f"Work.{name}", high)
     if low > high:

@@ -115,20 +115,22 @@ class CheckpointFolder:
 
         A corrupt one is skipped with a warning.  With `config`, another experiment is refused.
         """
-        corrupt: set[int] = set()
+        corrupt: dict[int, CorruptCheckpoint] = {}
         found = next(self._sound(corrupt), None)
         if found is None and corrupt:
             raise self._all_corrupt(corrupt)
+        for error in corrupt.values():
+            logger.warning("skipping a corrupt checkpoint: %s", error)
         if found is not None:
             if config is not None:
                 self._refuse_another_experiment(found, config)
             # Only now: files are deleted later as corrupt if a sound one took their place.
-            self._newest, self._corrupt = found.round, corrupt
+            self._newest, self._corrupt = found.round, set(corrupt)
         return found
 
     def kept(self) -> list[Checkpoint]:
         """Read every sound checkpoint, newest first: what a later fallback may go back to."""
-        return list(self._sound(set()))
+        return list(self._sound({}))
 
     def _file(self, round: int) -> Path:
         return self.path / f"round-{round:08d}.undrift"
@@ -141,21 +143,20 @@ class CheckpointFolder:
         except OSError as error:
             raise disk.failure("list", self.path, error, "Nothing was changed") from error
 
-    def _sound(self, corrupt: set[int]) -> Iterator[Checkpoint]:
+    def _sound(self, corrupt: dict[int, CorruptCheckpoint]) -> Iterator[Checkpoint]:
         for round in self.rounds[::-1]:
             try:
                 found = read(self._file(round))
             except CorruptCheckpoint as error:
-                corrupt.add(round)
-                logger.warning("skipping a corrupt checkpoint: %s", error)
+                corrupt[round] = error
             else:
                 yield found
 
-    def _all_corrupt(self, corrupt: set[int]) -> CorruptCheckpoint:
-        names = ", ".join(str(self._file(r)) for r in sorted(corrupt))
+    def _all_corrupt(self, corrupt: dict[int, CorruptCheckpoint]) -> CorruptCheckpoint:
+        told = "\n".join(f"  {error}" for error in corrupt.values())
         return CorruptCheckpoint(
-            f"no checkpoint in {self.path} is sound; corrupt: {names}. "
-            "Restore one from a copy, or begin again in a new folder."
+            f"no checkpoint in {self.path} is sound:\n{told}\n"
+            "If none can be restored, begin again in a new folder."
         )
 
     def _refuse_to_overwrite(self, round: int) -> None:
@@ -270,7 +271,7 @@ def _encode(tensors: Mapping[str, Tensor], about: dict[str, str]) -> Iterator[by
             f"`meta` and `config` take {len(text)} bytes as JSON, the format allows {_MAX_NAMES}. "
             "Put large values into `tensors`."
         )
-    payload = [struct.pack("<Q", len(text)), text, *body]
+    payload: list[bytes | memoryview] = [struct.pack("<Q", len(text)), text, *body]
     lead = _LEAD.pack(MAGIC, FORMAT, 8 + len(text) + end)
     yield lead + _digest(lead, payload)
     yield from payload
@@ -285,7 +286,9 @@ def _bytes_of(name: str, tensor: Tensor) -> memoryview:
     if name == "__metadata__" or not name.isprintable():
         raise CheckpointError(f"a tensor cannot be named {name!r} in a checkpoint. Rename it.")
     plain = tensor.detach().cpu().resolve_neg().contiguous()  # sync: for tensors on a device
-    data: memoryview = plain.reshape(-1).view(torch.uint8).numpy().data
+    # One element counts as contiguous with any stride; a change of type wants the stride 1.
+    flat = plain.as_strided((plain.numel(),), (1,))
+    data: memoryview = flat.view(torch.uint8).numpy().data
     return data
 
 

@@ -21,7 +21,7 @@ class Change(NamedTuple):
 
 
 def to_json(value: Any, place: str) -> str:
-    """Write dicts, lists, strings, numbers, booleans and None; `place` names the value in errors."""
+    """Write dicts, lists, strings, numbers, booleans, None; `place` names the value in errors."""
     return json.dumps(_to_plain(value, place), allow_nan=False)
 
 

@@ -76,8 +76,8 @@ class Trainer:
         self.task = task.to(device)
         self.federation = federation.to(device, task.dtype)
         everyone = range(federation.num_clients)
-        self.enrolled = self._valid(everyone if enrolled is None else enrolled)
         self.rounds_done = 0
+        self.enrolled = self._valid(everyone if enrolled is None else enrolled)
         _try_out(self.task, self.federation)
         w, buffers = self.task.initial()
         template = init_client(algorithm, w, federation.max_size)
@@ -87,6 +87,8 @@ class Trainer:
         )
         self.engine: Engine = ENGINES[engine](self.task, self.federation, self.store, **options)
         self._described = {"engine": engine, "state": state}
+        self._folders: dict[Path, CheckpointFolder] = {}
+        self._tables: dict[int, dict[str, Tensor]] = {}  # rows that kept checkpoints refer to
 
     # -- training ----------------------------------------------------------------------------
     def round(self) -> RoundResult:
@@ -135,7 +137,10 @@ class Trainer:
         share = numbers(sizes.double() / held.sum())
         info = ClientInfo(id_tensor, numbers(sizes), numbers(chances), share, mean)
         plan = self.work.plan(
-            self.seeds.run, self.rounds_done, id_tensor, sizes.to(id_tensor.device),
+            self.seeds.run,
+            self.rounds_done,
+            id_tensor,
+            sizes.to(id_tensor.device),
             self.federation.device,
         )
         return Assignment(info, plan.order, plan.steps.cpu(), sizes, self.seeds.run)
@@ -170,9 +175,14 @@ class Trainer:
         up = size_in_floats((outcome.report.total, outcome.report.uploads))
         personal = size_in_floats(outcome.personal)
         return RoundResult(
-            self.rounds_done, ids, sorted(skipped),
-            float(losses.mean()) if len(losses) else math.nan, scores,
-            each * len(ids) + personal, up * len(ids) + size_in_floats(rows.notes), seconds,
+            self.rounds_done,
+            ids,
+            sorted(skipped),
+            float(losses.mean()) if len(losses) else math.nan,
+            scores,
+            each * len(ids) + personal,
+            up * len(ids) + size_in_floats(rows.notes),
+            seconds,
         )
 
     # -- population --------------------------------------------------------------------------
@@ -252,15 +262,15 @@ class Trainer:
 
     def save(self, folder: Path | str | CheckpointFolder) -> Path:
         """Write a checkpoint: atomic, checksummed; the previous one is kept too."""
-        place = folder if isinstance(folder, CheckpointFolder) else CheckpointFolder(Path(folder))
+        place = self._folder(folder)
+        self.store.seal()  # rows must be durable before a checkpoint refers to them
         rows, rows_meta = self.store.snapshot()
         tensors = {f"server.{n}": v for n, v in named_leaves(self.server).items()}
         tensors |= {f"clients.{n}": v for n, v in rows.items()}
         tensors["enrolled"] = torch.from_numpy(self.enrolled)
         meta = {"clients": rows_meta, "plan": self.engine.plan()}
-        self.store.seal()  # rows must be durable before a checkpoint refers to them
         path = place.save(self.rounds_done, tensors, meta, self.describe())
-        self.store.retain(place.client_tables())
+        self._keep(place, {self.rounds_done: rows})
         return path
 
     def load(self, folder: Path | str | CheckpointFolder) -> bool:
@@ -268,20 +278,38 @@ class Trainer:
 
         A checkpoint of another experiment is refused, with the difference.
         """
-        place = folder if isinstance(folder, CheckpointFolder) else CheckpointFolder(Path(folder))
+        place = self._folder(folder)
         found = place.load(self.describe())
         if found is None:
             return False
-        held = {n: t for n, t in found.tensors.items() if n.startswith("server.")}
-        names = [f"server.{n}" for n in named_leaves(self.server)]
-        values = [held[n].to(self.engine.device) for n in names]
+        server = _part(found.tensors, "server.")
+        values = [server[n].to(self.engine.device) for n in named_leaves(self.server)]
+        self.store.restore(_part(found.tensors, "clients."), found.meta["clients"])
+        self._keep(place, {c.round: _part(c.tensors, "clients.") for c in place.kept()})
         self.server = rebuild(structure(self.server), values)
-        rows = {n[8:]: t for n, t in found.tensors.items() if n.startswith("clients.")}
-        self.store.restore(rows, found.meta["clients"])
         self.enrolled = found.tensors["enrolled"].numpy()
         self.rounds_done = found.round
         self.engine.use_plan(found.meta["plan"])
         return True
+
+    def _folder(self, folder: Path | str | CheckpointFolder) -> CheckpointFolder:
+        """Find the folder again: it remembers what this run has saved and loaded."""
+        if isinstance(folder, CheckpointFolder):
+            return folder
+        return self._folders.setdefault(Path(folder).resolve(), CheckpointFolder(Path(folder)))
+
+    def _keep(self, place: CheckpointFolder, tables: dict[int, dict[str, Tensor]]) -> None:
+        """Protect the rows that kept checkpoints refer to."""
+        light = {
+            r: {n: t for n, t in rows.items() if n in ("ids", "slots")}
+            for r, rows in tables.items()
+        }
+        self._tables = dict(sorted({**self._tables, **light}.items())[-place.keep :])
+        self.store.retain(self._tables.values())
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
 def _by_rule(rules: Sequence[Rule], states: Sequence[Tree]) -> dict[str, Tensor]:

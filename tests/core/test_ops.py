@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from undrift.core.ops import Pass, current_pass, find_trouble, prepare, read_buffers, running
+from undrift.core.trouble import find_trouble
+from undrift.core.ops import Pass, current_pass, prepare, read_buffers, running
 from undrift.errors import TaskError
 
 F64 = torch.float64

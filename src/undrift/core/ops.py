@@ -17,18 +17,19 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from undrift.core.batchnorm import Running, normalise, remember
+from undrift.core.linear import Descent, descending_linear
 from undrift.core.lstm import run_lstm
 from undrift.core.random import bits, fold
 from undrift.errors import TaskError
 
-__all__ = ["Pass", "current_pass", "find_trouble", "prepare", "read_buffers", "running"]
+__all__ = ["Pass", "current_pass", "prepare", "read_buffers", "running"]
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # the fields of Running
 
@@ -48,6 +49,7 @@ class Pass:
     new_buffers: dict[str, Tensor] = field(default_factory=dict)  # by full name, after the pass
     notes: dict[str, Tensor] = field(default_factory=dict)  # what hooks want to hand out
     draws: dict[int, int] = field(default_factory=dict)  # how often a layer has drawn
+    descent: Descent | None = None  # linear layers take their SGD step while going back
 
 
 class _Stack(threading.local):
@@ -245,6 +247,14 @@ def _drop_between(self: nn.LSTM, x: Tensor) -> Tensor:
 
 
 # Keyed by torch's own forward, so a subclass counts as long as it does not define another.
+def _linear_forward(self: nn.Linear, input: Tensor) -> Tensor:
+    """Do what nn.Linear does, and the SGD step too where the pass says so."""
+    how = current_pass().descent
+    if how is None:
+        return F.linear(input, self.weight, self.bias)
+    return descending_linear(input, self.weight, self.bias, how)
+
+
 FORWARDS: dict[Callable[..., Any], Callable[..., Any]] = {
     _BatchNorm.forward: _batch_norm_forward,
     nn.Dropout.forward: _dropout_forward,
@@ -252,93 +262,5 @@ FORWARDS: dict[Callable[..., Any], Callable[..., Any]] = {
     nn.Dropout2d.forward: _channel_dropout_forward,
     nn.Dropout3d.forward: _channel_dropout_forward,
     nn.LSTM.forward: _lstm_forward,
+    nn.Linear.forward: _linear_forward,
 }
-
-
-def find_trouble(module: nn.Module, example_input: Any, *extra: Any) -> list[str]:
-    """Run a prepared module once and say, a sentence each, what would go wrong in training.
-
-    Found: random operations other than ours, and buffers that the forward pass changes.
-    Not found: randomness that does not come from torch (Python's `random`, numpy).
-    """
-    twin = copy.deepcopy(module)
-    if not twin.training:
-        twin.train()
-    before = {name: (value, value._version) for name, value in twin.named_buffers()}
-    with _RandomOps(twin) as seen, _own_generators(example_input), torch.enable_grad():
-        try:
-            with running(_trial_pass(example_input)):
-                twin(example_input, *extra)
-        except TaskError as error:
-            return [*dict.fromkeys(seen.sentences), str(error)]
-    after = dict(twin.named_buffers())
-    changed = [n for n, (old, version) in before.items() if _touched(after.get(n), old, version)]
-    return [*dict.fromkeys(seen.sentences), *map(_changed_sentence, changed)]
-
-
-def _trial_pass(example: Any) -> Pass:
-    device = example.device if isinstance(example, Tensor) else None
-    rows = len(example) if isinstance(example, Tensor) else None
-    mask = None if rows is None else torch.ones(rows, dtype=torch.bool, device=device)
-    return Pass(mask, torch.zeros((), dtype=torch.int64, device=device), True)
-
-
-@contextmanager
-def _own_generators(example: Any) -> Iterator[None]:
-    """Put torch's generators back as they were."""
-    on_card = isinstance(example, Tensor) and example.device.type == "cuda"
-    with torch.random.fork_rng(devices=[example.device] if on_card else []):
-        yield
-
-
-def _touched(now: Tensor | None, old: Tensor, version: int) -> bool:
-    # The version also counts a write that happened to leave the value as it was.
-    return now is not old or now._version != version
-
-
-def _changed_sentence(name: str) -> str:
-    return (
-        f"the forward pass changes the buffer {name!r}, which clients trained together would "
-        "share: return the value as an output, or use BatchNorm, whose buffers are kept per client"
-    )
-
-
-class _RandomOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watch for operations that draw from a generator, and for the submodule that calls them."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.sentences: list[str] = []
-        self.inside: list[str] = []
-        for name, part in module.named_modules():
-            place = f"{name!r} ({type(part).__name__})" if name else type(part).__name__
-            part.register_forward_pre_hook(lambda *_, place=place: self.inside.append(place))
-            part.register_forward_hook(lambda *_: self._leave())
-
-    def _leave(self) -> None:
-        self.inside.pop()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags and not _without_dropout(func, args):
-            self.sentences.append(_random_sentence(self.inside, func.overloadpacket.__name__))
-        return func(*args, **(kwargs or {}))
-
-
-def _without_dropout(func: Any, args: tuple[Any, ...]) -> bool:
-    """Tell an attention kernel that could draw, but has nothing to drop."""
-    names = [a.name for a in func._schema.arguments]
-    if "dropout_p" not in names:
-        return False
-    given = dict(zip(names, args, strict=False))
-    return bool(given.get("dropout_p", 0.0) == 0.0)
-
-
-def _random_sentence(inside: list[str], op: str) -> str:
-    place = inside[-1] if inside else "the module"
-    what = f"{op} (F.dropout calls it)" if op in ("bernoulli_", "native_dropout") else op
-    return (
-        f"{place} draws random numbers with {what}, which would depend on the order of clients: "
-        "use nn.Dropout as a submodule, or draw with undrift.core.random from current_pass().key"
-    )

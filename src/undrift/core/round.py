@@ -45,9 +45,7 @@ def client_start(algo: Algorithm, task: Task, broadcast: Broadcast, client: Clie
     probe = w.new_zeros(1)
     impulse = (probe, algo.local.init(probe)) if algo.needs_path else EMPTY
     scores = {name: zero for name in task.metrics}
-    return Carry(
-        w, broadcast.buffers, algo.local.init(w), client.state, zero, scores, impulse
-    )
+    return Carry(w, broadcast.buffers, algo.local.init(w), client.state, zero, scores, impulse)
 
 
 def client_step(
@@ -97,14 +95,25 @@ def client_finish(
     weight = algo.aggregate.weight(view)
     buffers = (weight * carry.buffers.floats, weight)
     report = Report(
-        algo.aggregate.lift(delta, view), tuple(uploads), buffers, view.path, torch.ones_like(weight)
+        algo.aggregate.lift(delta, view),
+        tuple(uploads),
+        buffers,
+        view.path,
+        torch.ones_like(weight),
     )
     accepted = all_finite((report, states, notes)) & (client.steps > 0)
-    report = tree.where(accepted, report, tree.zeros_like(report))
+    report = tree.tree_map(lambda v: torch.where(accepted, v, 0.0), report)
     mean = client.steps.clamp(min=1)
     scores = {n: s / mean for n, s in carry.scores.items()}
-    row = Row(tuple(notes), carry.buffers.counters, accepted, client.steps, carry.loss / mean,
-              scores, length)
+    row = Row(
+        tuple(notes),
+        carry.buffers.counters,
+        accepted,
+        client.steps,
+        carry.loss / mean,
+        scores,
+        length,
+    )
     return tree.where(accepted, tuple(states), client.state), report, row
 
 
@@ -137,11 +146,14 @@ def measure(
     key = step_key(broadcast, client, hook, piece)
     views = _views(algo, task, broadcast, client, carry, batch, key)
     parts = algo.parts if hook == "probe" else algo.rules
-    values = tuple(getattr(p, hook)(v) if overrides(p, hook) else EMPTY
-                   for p, v in zip(parts, views, strict=False))
+    values = tuple(
+        getattr(p, hook)(v) if overrides(p, hook) else EMPTY
+        for p, v in zip(parts, views, strict=False)
+    )
     count = batch.mask.sum().to(broadcast.w.dtype)
-    return tuple(tree.tree_map(lambda v: torch.where(count > 0, v * count, v * 0), value)
-                 for value in values)
+    return tuple(
+        tree.tree_map(lambda v: torch.where(count > 0, v * count, v * 0), value) for value in values
+    )
 
 
 def mean_over_data(summed: Tree, size: Tensor) -> Tree:
@@ -190,18 +202,41 @@ def _views(
     if len(carry.impulse) > 0:
         path = -carry.impulse[0].sum() / lr
     base = ClientView(
-        task, broadcast.w, carry.w, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, client.info,
-        client.steps, path, lr, broadcast.round, broadcast.cohort_size, batch, grad_at, output_at,
+        task,
+        broadcast.w,
+        carry.w,
+        EMPTY,
+        EMPTY,
+        EMPTY,
+        EMPTY,
+        EMPTY,
+        EMPTY,
+        client.info,
+        client.steps,
+        path,
+        lr,
+        broadcast.round,
+        broadcast.cohort_size,
+        batch,
+        grad_at,
+        output_at,
     )
     last = len(algo.rules)
     views = [
         base._replace(
-            broadcast=broadcast.notes[i], personal=client.notes[i], mine=carry.state[i],
-            probe=_at(client.probe, i), cohort=_at(broadcast.cohort, i), review=_at(client.review, i),
+            broadcast=broadcast.notes[i],
+            personal=client.notes[i],
+            mine=carry.state[i],
+            probe=_at(client.probe, i),
+            cohort=_at(broadcast.cohort, i),
+            review=_at(client.review, i),
         )
         for i in range(last)
     ]
-    return [*views, base._replace(probe=_at(client.probe, last), cohort=_at(broadcast.cohort, last))]
+    return [
+        *views,
+        base._replace(probe=_at(client.probe, last), cohort=_at(broadcast.cohort, last)),
+    ]
 
 
 def _at(trees: tuple[Tree, ...], i: int) -> Tree:
@@ -266,15 +301,31 @@ def server_round(
 
 
 def server_after(
-    algo: Algorithm, server: Server, measured: tuple[Tree, ...], ids: Tensor, accepted: Tensor,
+    algo: Algorithm,
+    server: Server,
+    measured: tuple[Tree, ...],
+    ids: Tensor,
+    accepted: Tensor,
     population: int,
 ) -> Server:
     """Let rules take in what `after_round` measured, leading axis C."""
     zero = torch.zeros_like(server.round)
-    view = ServerView(server.w, EMPTY, EMPTY, ids, accepted, accepted.sum(), zero + population,
-                      zero, zero, server.round)
-    states = [rule.server_after(state, view._replace(rows=_at(measured, i)))
-              for i, (rule, state) in enumerate(zip(algo.chain, server.states, strict=True))]
+    view = ServerView(
+        server.w,
+        EMPTY,
+        EMPTY,
+        ids,
+        accepted,
+        accepted.sum(),
+        zero + population,
+        zero,
+        zero,
+        server.round,
+    )
+    states = [
+        rule.server_after(state, view._replace(rows=_at(measured, i)))
+        for i, (rule, state) in enumerate(zip(algo.chain, server.states, strict=True))
+    ]
     return server._replace(states=tuple(states))
 
 
@@ -284,8 +335,18 @@ def _server_view(
     zero = torch.zeros_like(server.round)
     lr = algo.local.lr_at(server.round, zero)
     path = report.path / report.count.clamp(min=1)
-    return ServerView(server.w, EMPTY, EMPTY, ids, rows.accepted, report.count, zero + population,
-                      path, lr, server.round)
+    return ServerView(
+        server.w,
+        EMPTY,
+        EMPTY,
+        ids,
+        rows.accepted,
+        report.count,
+        zero + population,
+        path,
+        lr,
+        server.round,
+    )
 
 
 def _next_buffers(old: Buffers, report: Report, rows: Row) -> Buffers:

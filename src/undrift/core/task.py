@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from undrift.core.ops import Pass, current_pass, find_trouble, prepare, read_buffers, running
+from undrift.core.ops import Pass, current_pass, prepare, read_buffers, running
+from undrift.core.trouble import find_trouble
 from undrift.errors import ConfigError, TaskError, unknown_name
 
 Vec = Tensor  # [P], the flat parameter vector
@@ -129,7 +130,13 @@ class Task:
 
     def forward(self, w: Vec, buffers: Buffers, x: Tensor, run: Pass) -> Output:
         """Run the module with parameters `w` on one batch."""
-        values = {**self.named(w), **self.named_buffers(buffers)}
+        return self.forward_named(self.named(w), buffers, x, run)
+
+    def forward_named(
+        self, parameters: dict[str, Tensor], buffers: Buffers, x: Tensor, run: Pass
+    ) -> Output:
+        """Run the module with named parameters on one batch."""
+        values = {**parameters, **self.named_buffers(buffers)}
         with running(run):
             value = functional_call(self.module, values, (x,))
         features = run.notes.get("features")
@@ -176,7 +183,7 @@ class Task:
                 f"the loss must return one value per example ([{target.shape[0]}] or more "
                 f"dimensions), got shape {tuple(loss.shape)}: use reduction='none'"
             )
-        return loss.flatten(1).mean(1) if loss.ndim > 1 else loss
+        return per_example(loss)
 
     def mean_loss(self, out: Output, batch: Batch) -> Tensor:
         """Mean loss over the real examples of a batch."""
@@ -184,12 +191,9 @@ class Task:
 
     def scores(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         """Mean of each metric over the real examples of a batch."""
-        return {
-            name: masked_mean(metric(out.value, batch.y).flatten(1).mean(1), batch.mask)
-            if metric(out.value, batch.y).ndim > 1
-            else masked_mean(metric(out.value, batch.y), batch.mask)
-            for name, metric in self.metrics.items()
-        }
+        with torch.no_grad():
+            values = {n: metric(out.value, batch.y) for n, metric in self.metrics.items()}
+            return {n: masked_mean(per_example(v), batch.mask) for n, v in values.items()}
 
     def slice(self, pattern: str) -> Tensor:
         """Mark the parameters whose name matches a shell pattern: a bool vector [P].
@@ -229,9 +233,6 @@ class Task:
 
     def check(self, x: Tensor, y: Tensor) -> None:
         """Try one small batch and explain what cannot work, before any training."""
-        trouble = find_trouble(self.module, x)
-        if trouble:
-            raise TaskError("; ".join(trouble))
         w, buffers = self.initial()
         mask = torch.ones(len(x), dtype=torch.bool, device=x.device)
         key = torch.zeros((), dtype=torch.int64, device=x.device)
@@ -239,6 +240,7 @@ class Task:
             try:
                 out = self.forward(w.to(x.device), buffers, x, Pass(mask, key, True))
                 self.losses(out.value, y)
+                trouble = find_trouble(self.module, x)
             except TaskError:
                 raise
             except Exception as error:
@@ -246,6 +248,8 @@ class Task:
                     f"the module or its loss fails on inputs {tuple(x.shape)} {x.dtype} and "
                     f"targets {tuple(y.shape)} {y.dtype}: {error}"
                 ) from error
+        if trouble:
+            raise TaskError("; ".join(trouble))
         if self.feature is not None and out.features is None:
             raise TaskError(f"the feature layer {self.feature!r} is never called in forward()")
 
@@ -253,6 +257,11 @@ class Task:
 def buffers_to(buffers: Buffers, device: torch.device | str) -> Buffers:
     """Move buffers to a device."""
     return Buffers(buffers.floats.detach().to(device), buffers.counters.to(device))
+
+
+def per_example(values: Tensor) -> Tensor:
+    """Average over everything but the examples: [B, ...] -> [B]."""
+    return values.flatten(1).mean(1) if values.ndim > 1 else values
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:

@@ -49,9 +49,7 @@ def check_ranges(record: Any) -> None:
             continue
         low, high, open_low = limits
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ConfigError(
-                f"{type(record).__name__}.{f.name} must be a number, got {value!r}"
-            )
+            raise ConfigError(f"{type(record).__name__}.{f.name} must be a number, got {value!r}")
         # written so that NaN fails too
         if not ((low < value if open_low else low <= value) and value <= high):
             left = f"{'(' if open_low else '['}{low:g}"
@@ -147,7 +145,9 @@ def stack(trees: Sequence[T]) -> T:
     first = structure(trees[0])
     for tree in trees[1:]:
         if structure(tree) != first:
-            raise ConfigError(f"cannot stack {structure(tree)} with {first}: their structures differ")
+            raise ConfigError(
+                f"cannot stack {structure(tree)} with {first}: their structures differ"
+            )
     stacked: T = tree_map(
         lambda *v: torch.stack([torch.as_tensor(x, dtype=_number_type(x)) for x in v]), *trees
     )

@@ -126,7 +126,7 @@ class Engine:
     def batch(self, ids: Tensor, positions: Tensor) -> Batch:
         """Fetch examples by position: [C, B] in, a batch with a leading client axis out."""
         rows = self.federation.rows(ids, positions)
-        x, y = self.federation.x[rows], self.federation.y[rows]
+        x, y = (_fetch(v, rows) for v in (self.federation.x, self.federation.y))
         return Batch(x, y, positions >= 0, positions)
 
     def pieces(self, sizes: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -141,6 +141,11 @@ class Engine:
     def step_number(self, k: int) -> Tensor:
         """Give a step number as a tensor in the model's type."""
         return torch.tensor(float(k), dtype=self.task.dtype, device=self.device)
+
+
+def _fetch(values: Tensor, rows: Tensor) -> Tensor:
+    # index_select, not values[rows]: the same rows in half the time on a CPU
+    return values.index_select(0, rows.reshape(-1)).unflatten(0, rows.shape)
 
 
 def cohort_mean(algo: Algorithm, probes: tuple[Tree, ...], work: Assignment) -> tuple[Tree, ...]:

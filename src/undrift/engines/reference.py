@@ -48,12 +48,24 @@ class Reference(Engine):
         task, who = self.task, work.ids[0]
         for number, batch in self._own_pieces(work) if algo.uses("begin") else ():
             at = self.step_number(number)
-            client = _named(who, "begin", number, client_begin, algo, task, broadcast, client,
-                            batch, at)
+            client = _named(
+                who, "begin", number, client_begin, algo, task, broadcast, client, batch, at
+            )
         carry = client_start(algo, task, broadcast, client)
         for k in range(int(work.steps[0])):
-            carry = _named(who, "step", k, client_step, algo, task, broadcast, client, carry,
-                           self._own_batch(work, work.order[:, k]), self.step_number(k))
+            carry = _named(
+                who,
+                "step",
+                k,
+                client_step,
+                algo,
+                task,
+                broadcast,
+                client,
+                carry,
+                self._own_batch(work, work.order[:, k]),
+                self.step_number(k),
+            )
         if algo.uses("review"):
             review = self._measure("review", algo, broadcast, client, carry, work)
             client = client._replace(review=review)
@@ -73,14 +85,31 @@ class Reference(Engine):
         return stacked
 
     def _measure(
-        self, hook: str, algo: Algorithm, broadcast: Broadcast, client: Client, carry: Any,
+        self,
+        hook: str,
+        algo: Algorithm,
+        broadcast: Broadcast,
+        client: Client,
+        carry: Any,
         work: Assignment,
     ) -> tuple[Tree, ...]:
         total: Any = None
         for number, batch in self._own_pieces(work):
             at = self.step_number(number)
-            some = _named(work.ids[0], hook, number, measure, hook, algo, self.task, broadcast,
-                          client, carry, batch, at)
+            some = _named(
+                work.ids[0],
+                hook,
+                number,
+                measure,
+                hook,
+                algo,
+                self.task,
+                broadcast,
+                client,
+                carry,
+                batch,
+                at,
+            )
             total = some if total is None else tree_map(lambda a, b: a + b, total, some)
         mean: tuple[Tree, ...] = mean_over_data(total, client.info.size)
         return mean
@@ -96,9 +125,7 @@ class Reference(Engine):
         return batch
 
 
-def _named(
-    client: int, stage: str, step: int | None, function: Callable[..., T], *args: Any
-) -> T:
+def _named(client: int, stage: str, step: int | None, function: Callable[..., T], *args: Any) -> T:
     """Call a core function; if it fails, say for whom and where."""
     try:
         return function(*args)

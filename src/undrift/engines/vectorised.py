@@ -7,7 +7,7 @@ shrinks as clients finish.  A cohort that does not fit is trained in chunks.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,14 +22,72 @@ from undrift.core.round import (
     client_step,
     measure,
 )
+from undrift.core.task import Batch, Task
 from undrift.core.tree import Tree, leaves, tree_map
+from undrift.data.federation import Federation
 from undrift.engines.engine import Assignment, Engine, mean_rows
+from undrift.engines.plain import PlainSteps, has_convolution, is_plain
+from undrift.errors import ConfigError
+from undrift.state.store import ClientStateStore
+
+
+class Steps(Protocol):
+    """One way to take the local steps of a chunk of clients."""
+
+    def start(self, clients: Client) -> Carry:
+        """Begin local training."""
+
+    def step(self, clients: Client, carry: Carry, batch: Batch, k: Tensor) -> Carry:
+        """Take one local step."""
+
+
+class GeneralSteps:
+    """The core functions under vmap: any chain of rules, any local optimizer."""
+
+    def __init__(self, task: Task, algo: Algorithm, broadcast: Broadcast) -> None:
+        self.shared = (algo, task, broadcast)
+
+    def start(self, clients: Client) -> Carry:
+        """Begin local training."""
+        begun: Carry = vmap(lambda c: client_start(*self.shared, c))(clients)
+        return begun
+
+    def step(self, clients: Client, carry: Carry, batch: Batch, k: Tensor) -> Carry:
+        """Take one local step."""
+        one = vmap(lambda c, s, b: client_step(*self.shared, c, s, b, k))
+        moved: Carry = one(clients, carry, batch)
+        return moved
 
 
 class Vectorised(Engine):
     """Trains `chunk` clients at a time as one batch."""
 
-    chunk: int | None = None
+    def __init__(
+        self,
+        task: Task,
+        federation: Federation,
+        store: ClientStateStore,
+        *,
+        chunk: int | None = None,
+        in_place: bool = True,
+    ) -> None:
+        super().__init__(task, federation, store)
+        self.chunk, self.in_place = self._valid(chunk), in_place
+
+    def _valid(self, chunk: int | None) -> int | None:
+        if chunk is not None and (isinstance(chunk, bool) or int(chunk) != chunk or chunk < 1):
+            raise ConfigError(f"chunk must be a whole number of clients, at least 1, got {chunk!r}")
+        # batched convolutions are grouped ones, which a CPU runs at 0.6x of one after the other
+        alone = self.device.type == "cpu" and has_convolution(self.task.module)
+        return 1 if chunk is None and alone else chunk
+
+    def plan(self) -> dict[str, Any]:
+        """Give the choices that decide rounding."""
+        return {"chunk": self.chunk, "in_place": self.in_place}
+
+    def use_plan(self, plan: dict[str, Any]) -> None:
+        """Repeat the choices of a recorded run."""
+        self.chunk, self.in_place = plan["chunk"], plan["in_place"]
 
     def run_clients(
         self, algo: Algorithm, broadcast: Broadcast, clients: Client, work: Assignment
@@ -64,20 +122,23 @@ class Vectorised(Engine):
     def _steps(
         self, algo: Algorithm, broadcast: Broadcast, clients: Client, work: Assignment
     ) -> Carry:
-        def step(client: Client, carry: Carry, batch: Any, k: Tensor) -> Carry:
-            return client_step(algo, self.task, broadcast, client, carry, batch, k)
-
-        start = vmap(lambda c: client_start(algo, self.task, broadcast, c))
-        carry, finished = start(clients), []
+        """Take all local steps; the prefix of clients that still train shrinks."""
+        path = self._path(algo, broadcast, together=len(work.ids) > 1)
+        carry, finished = path.start(clients), []
         for k in range(int(work.steps.max())):
             live = int((work.steps > k).sum())
             if live < len(carry.w):
                 finished.append(_rows(carry, slice(live, None)))
                 carry, clients = _rows(carry, slice(live)), _rows(clients, slice(live))
             batch = self.batch(work.info.id[:live], work.order[:live, k])
-            carry = vmap(step, in_dims=(0, 0, 0, None))(clients, carry, batch, self.step_number(k))
-        joined: Carry = tree_map(lambda *v: torch.cat(v), carry, *reversed(finished))
-        return joined
+            carry = path.step(clients, carry, batch, self.step_number(k))
+        return join(carry, *reversed(finished))
+
+    def _path(self, algo: Algorithm, broadcast: Broadcast, together: bool) -> Steps:
+        on_cpu = self.device.type == "cpu"
+        if self.in_place and on_cpu and is_plain(algo):
+            return PlainSteps(self.task, algo, broadcast, together)
+        return GeneralSteps(self.task, algo, broadcast)
 
     def _begin(
         self, algo: Algorithm, broadcast: Broadcast, clients: Client, work: Assignment
@@ -99,11 +160,16 @@ class Vectorised(Engine):
             some = _rows(clients, part)
             carry = vmap(lambda c: client_start(algo, self.task, broadcast, c))(some)
             found.append(self._measure(hook, algo, broadcast, some, carry, work.part(part)))
-        joined: tuple[Tree, ...] = tree_map(lambda *v: torch.cat(v), *found)
+        joined: tuple[Tree, ...] = join(*found)
         return joined
 
     def _measure(
-        self, hook: str, algo: Algorithm, broadcast: Broadcast, clients: Client, carry: Carry,
+        self,
+        hook: str,
+        algo: Algorithm,
+        broadcast: Broadcast,
+        clients: Client,
+        carry: Carry,
         work: Assignment,
     ) -> tuple[Tree, ...]:
         def look(client: Client, state: Carry, batch: Any, k: Tensor) -> tuple[Tree, ...]:
@@ -117,6 +183,11 @@ class Vectorised(Engine):
             total = some if total is None else tree_map(lambda a, b: a + b, total, some)
         mean: tuple[Tree, ...] = mean_rows(total, clients.info.size)
         return mean
+
+
+def join(*parts: Any) -> Any:
+    """Put chunks of clients together again."""
+    return parts[0] if len(parts) == 1 else tree_map(lambda *v: torch.cat(v), *parts)
 
 
 def _rows(tree: Any, part: slice) -> Any:

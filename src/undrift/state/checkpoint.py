@@ -16,6 +16,7 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -129,8 +130,9 @@ class CheckpointFolder:
         return found
 
     def kept(self) -> list[Checkpoint]:
-        """Read every sound checkpoint, newest first: what a later fallback may go back to."""
-        return list(self._sound({}))
+        """Read the newest `keep` sound checkpoints: what a later fallback may go back to."""
+        # Not all there are: a deletion that a power cut undid must not come back to life.
+        return list(islice(self._sound({}), self.keep))
 
     def _file(self, round: int) -> Path:
         return self.path / f"round-{round:08d}.undrift"

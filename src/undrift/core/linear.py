@@ -1,0 +1,70 @@
+"""A linear layer that, on its way back, moves its weights at once.
+
+Under plain SGD a weight gradient has one use: to be scaled and subtracted.  `W.baddbmm_` does both
+in the multiplication itself, so that the gradient [C, out, in] never reaches memory.  Only safe
+where nothing else reads the weights after their layer's backward pass; the engine decides that.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class Descent(NamedTuple):
+    """Plain SGD, to be taken inside the backward pass: w <- keep * w - lr * gradient."""
+
+    lr: float
+    keep: float  # 1 - lr * weight_decay
+
+
+class _Cohort(torch.autograd.Function):
+    """x [C, B, in], weight [C, out, in], bias [C, out] or None."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: Descent) -> Tensor:
+        ctx.save_for_backward(x)
+        # .data: the weights change before other layers' backward passes, which do not read them.
+        ctx.weight, ctx.bias, ctx.how = weight.data, None if bias is None else bias.data, how
+        # W x^T instead of x W^T: a quarter faster here, measured with MKL 2024.2.
+        out = torch.bmm(weight, x.transpose(1, 2)).transpose(1, 2)
+        return out if bias is None else out + bias[:, None]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, None, None, None]:
+        (g,), (x,), how = grads, ctx.saved_tensors, ctx.how
+        back = torch.bmm(g, ctx.weight) if ctx.needs_input_grad[0] else None
+        ctx.weight.baddbmm_(g.transpose(1, 2), x, beta=how.keep, alpha=-how.lr)
+        if ctx.bias is not None:
+            ctx.bias.mul_(how.keep).sub_(g.sum(1), alpha=how.lr)
+        return back, None, None, None
+
+
+class _Linear(torch.autograd.Function):
+    """One client's view of it; vmap hands the whole cohort to `_Cohort`."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, how: Descent) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing to keep: this forward only runs under vmap."""
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: Descent
+    ) -> tuple[Tensor, int]:
+        x = x.movedim(dims[0], 0) if dims[0] is not None else x.expand(info.batch_size, *x.shape)
+        rows = x.flatten(1, -2) if x.dim() > 2 else x[:, None]
+        out: Tensor = _Cohort.apply(rows, weight, bias, how)
+        return out.reshape(*x.shape[:-1], out.shape[-1]), 0
+
+
+def descending_linear(x: Tensor, weight: Tensor, bias: Tensor | None, how: Descent) -> Tensor:
+    """Apply a linear layer under vmap; its backward pass takes the SGD step."""
+    out: Tensor = _Linear.apply(x, weight, bias, how)
+    return out

@@ -24,9 +24,9 @@ class Algorithm:
     """
 
     rules: tuple[Rule, ...] = ()
-    local: Sgd = part(Sgd)
-    aggregate: Aggregate = part(Mean)
-    server: Rule = part(Rule)
+    local: Sgd = part(default_factory=Sgd)
+    aggregate: Aggregate = part(default_factory=Mean)
+    server: Rule = part(default_factory=Rule)
 
     def __post_init__(self) -> None:
         if not isinstance(self.rules, tuple) or not all(isinstance(r, Rule) for r in self.rules):
@@ -115,7 +115,7 @@ class Report(NamedTuple):
     uploads: tuple[Tree, ...]
     buffers: tuple[Tensor, Tensor]  # (weighted running statistics, weight)
     path: Tensor
-    count: Tensor
+    count: Tensor  # type: ignore[assignment]
 
 
 class Row(NamedTuple):

@@ -36,7 +36,10 @@ class _Cohort(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, None, None, None]:
         (g,), (x,), how = grads, ctx.saved_tensors, ctx.how
-        back = torch.bmm(g, ctx.weight) if ctx.needs_input_grad[0] else None
+        # in the layout of the forward pass, so that what lies between two layers stays fast
+        back = None
+        if ctx.needs_input_grad[0]:
+            back = torch.bmm(ctx.weight.transpose(1, 2), g.transpose(1, 2)).transpose(1, 2)
         ctx.weight.baddbmm_(g.transpose(1, 2), x, beta=how.keep, alpha=-how.lr)
         if ctx.bias is not None:
             ctx.bias.mul_(how.keep).sub_(g.sum(1), alpha=how.lr)
@@ -60,11 +63,11 @@ class _Linear(torch.autograd.Function):
     ) -> tuple[Tensor, int]:
         x = x.movedim(dims[0], 0) if dims[0] is not None else x.expand(info.batch_size, *x.shape)
         rows = x.flatten(1, -2) if x.dim() > 2 else x[:, None]
-        out: Tensor = _Cohort.apply(rows, weight, bias, how)
+        out: Tensor = _Cohort.apply(rows, weight, bias, how)  # type: ignore[no-untyped-call]
         return out.reshape(*x.shape[:-1], out.shape[-1]), 0
 
 
 def descending_linear(x: Tensor, weight: Tensor, bias: Tensor | None, how: Descent) -> Tensor:
     """Apply a linear layer under vmap; its backward pass takes the SGD step."""
-    out: Tensor = _Linear.apply(x, weight, bias, how)
+    out: Tensor = _Linear.apply(x, weight, bias, how)  # type: ignore[no-untyped-call]
     return out

@@ -28,7 +28,7 @@ class Schedule:
 class Exponential(Schedule):
     """lr * gamma^round (FedDyn, AdaBest: 0.998)."""
 
-    gamma: float = number(0.998, low=0, high=1, open=True)
+    gamma: float = number(default=0.998, low=0, high=1, open=True)
 
     def factor(self, round: Tensor, step: Tensor) -> Any:
         return self.gamma**round
@@ -52,8 +52,8 @@ class Milestones(Schedule):
 class InverseTime(Schedule):
     """lr / (1 + decay * t), t counted in local steps over rounds of `steps` (rFedAvg's theory)."""
 
-    decay: float = number(0.01, low=0)
-    steps: float = number(1.0, low=0, open=True)
+    decay: float = number(default=0.01, low=0)
+    steps: float = number(default=1.0, low=0, open=True)
 
     def factor(self, round: Tensor, step: Tensor) -> Any:
         return 1.0 / (1.0 + self.decay * (round * self.steps + step))
@@ -66,10 +66,10 @@ class Sgd:
     linear: ClassVar[bool] = True  # delta is linear in the gradients: ||a||_1 is defined
     decoupled: ClassVar[bool] = False  # weight decay outside the gradient (AdamW)
 
-    lr: float = number(0.1, low=0)
-    weight_decay: float = number(0.0, low=0)
-    clip: float | None = number(None, low=0, open=True)
-    schedule: Schedule = part(Schedule)
+    lr: float = number(default=0.1, low=0)
+    weight_decay: float = number(default=0.0, low=0)
+    clip: float | None = number(default=None, low=0, open=True)
+    schedule: Schedule = part(default_factory=Schedule)
 
     def init(self, w: Vec) -> Tree:
         """State for one round; spec C3 starts it afresh."""
@@ -92,7 +92,7 @@ class Sgd:
 class HeavyBall(Sgd):
     """buf <- momentum * buf + u;  w <- w - lr * buf  (torch.optim.SGD)."""
 
-    momentum: float = number(0.9, low=0, high=1)
+    momentum: float = number(default=0.9, low=0, high=1)
 
     def init(self, w: Vec) -> Tree:
         return torch.zeros_like(w)
@@ -106,7 +106,7 @@ class HeavyBall(Sgd):
 class Nesterov(Sgd):
     """buf <- momentum * buf + u;  w <- w - lr * (u + momentum * buf)  (torch.optim.SGD)."""
 
-    momentum: float = number(0.9, low=0, high=1)
+    momentum: float = number(default=0.9, low=0, high=1)
 
     def init(self, w: Vec) -> Tree:
         return torch.zeros_like(w)
@@ -122,8 +122,8 @@ class RmsProp(Sgd):
 
     linear: ClassVar[bool] = False
 
-    alpha: float = number(0.99, low=0, high=1)
-    eps: float = number(1e-8, low=0)
+    alpha: float = number(default=0.99, low=0, high=1)
+    eps: float = number(default=1e-8, low=0)
 
     def init(self, w: Vec) -> Tree:
         return torch.zeros_like(w)
@@ -140,9 +140,9 @@ class AdamW(Sgd):
     linear: ClassVar[bool] = False
     decoupled: ClassVar[bool] = True
 
-    beta1: float = number(0.9, low=0, high=1)
-    beta2: float = number(0.999, low=0, high=1)
-    eps: float = number(1e-8, low=0)
+    beta1: float = number(default=0.9, low=0, high=1)
+    beta2: float = number(default=0.999, low=0, high=1)
+    eps: float = number(default=1e-8, low=0)
 
     def init(self, w: Vec) -> Tree:
         return torch.zeros_like(w), torch.zeros_like(w), w.new_zeros(())

@@ -162,7 +162,7 @@ def _buffer(part: nn.Module, name: str) -> str:
 
 def _batch_norm_forward(self: _BatchNorm, input: Tensor) -> Tensor:
     """Normalise by the real rows; in training the new buffers go into the pass."""
-    self._check_input_dim(input)  # type: ignore[no-untyped-call]
+    self._check_input_dim(input)
     run = current_pass()
     _check_rows(self, input, run.mask)
     known = self.running_mean is not None and self.running_var is not None

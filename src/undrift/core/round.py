@@ -44,7 +44,7 @@ def client_start(algo: Algorithm, task: Task, broadcast: Broadcast, client: Clie
     w, zero = broadcast.w, broadcast.w.new_zeros(())
     probe = w.new_zeros(1)
     impulse = (probe, algo.local.init(probe)) if algo.needs_path else EMPTY
-    scores = {name: zero for name in task.metrics}
+    scores = dict.fromkeys(task.metrics, zero)
     return Carry(w, broadcast.buffers, algo.local.init(w), client.state, zero, scores, impulse)
 
 
@@ -65,8 +65,9 @@ def client_step(
     def objective(v: Vec) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor], Buffers]]:
         out = task.forward(v, carry.buffers, batch.x, Pass(batch.mask, key, True))
         loss = task.mean_loss(out, batch)
-        extra = [r.penalty(out, s) for r, s in zip(algo.rules, views, strict=False)]
-        total = sum((e for e in extra if not _is_nothing(e)), loss)
+        total = loss
+        for rule, view in zip(algo.rules, views, strict=False):
+            total = total + rule.penalty(out, view) if overrides(rule, "penalty") else total
         return total, (loss, task.scores(out, batch), out.buffers)
 
     g, (_, (loss, scores, buffers)) = grad_and_value(objective, has_aux=True)(carry.w)
@@ -83,7 +84,10 @@ def client_step(
 def client_finish(
     algo: Algorithm, task: Task, broadcast: Broadcast, client: Client, carry: Carry
 ) -> tuple[tuple[Tree, ...], Report, Row]:
-    """Close local training: (next client state, what is summed, what is not)."""
+    """Close local training: (next client state, what is summed, what is not).
+
+    Where `row.accepted` is False the engine leaves the other two out.
+    """
     delta, uploads, states, notes = broadcast.w - carry.w, [], [], []
     *views, view = _views(algo, task, broadcast, client, carry, no_batch(broadcast.w), None)
     length = torch.linalg.vector_norm(delta)
@@ -102,7 +106,6 @@ def client_finish(
         torch.ones_like(weight),
     )
     accepted = all_finite((report, states, notes)) & (client.steps > 0)
-    report = tree.tree_map(lambda v: torch.where(accepted, v, 0.0), report)
     mean = client.steps.clamp(min=1)
     scores = {n: s / mean for n, s in carry.scores.items()}
     row = Row(
@@ -114,7 +117,7 @@ def client_finish(
         scores,
         length,
     )
-    return tree.where(accepted, tuple(states), client.state), report, row
+    return tuple(states), report, row
 
 
 def client_begin(
@@ -170,8 +173,8 @@ def no_batch(w: Vec) -> Batch:
 def all_finite(value: Tree) -> Tensor:
     """Whether every number in a tree is finite, as one tensor."""
     floats = [v for v in tree.leaves(value) if isinstance(v, Tensor) and v.is_floating_point()]
-    # a sum is finite iff its terms are; float64 cannot overflow on float32 terms
-    return torch.isfinite(torch.stack([v.sum(dtype=torch.float64) for v in floats]).sum())
+    # one pass over each: a sum is finite only if its terms are (and if they are below 1e30)
+    return torch.isfinite(torch.stack([v.sum() for v in floats]).sum())
 
 
 def step_key(broadcast: Broadcast, client: Client, purpose: str, step: Tensor) -> Tensor:
@@ -241,10 +244,6 @@ def _views(
 
 def _at(trees: tuple[Tree, ...], i: int) -> Tree:
     return trees[i] if i < len(trees) else EMPTY
-
-
-def _is_nothing(value: Any) -> bool:
-    return isinstance(value, float) and value == 0.0
 
 
 def _impulse_step(algo: Algorithm, views: list[ClientView], carry: Carry, lr: Any) -> Tree:

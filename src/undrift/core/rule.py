@@ -61,7 +61,7 @@ class ServerView(NamedTuple):
     rows: Tree  # what this rule sent client by client, leading axis C
     ids: Tensor  # [C] client ids of the rows
     accepted: Tensor  # [C] bool: rows of refused clients must be left out
-    count: Tensor  # clients that were accepted
+    count: Tensor  # type: ignore[assignment]  # clients that were accepted
     population: Tensor  # N, clients enrolled now
     path: Tensor  # mean of ||a_i||_1 over the cohort
     lr: Any  # local learning rate at the start of this round
@@ -172,7 +172,7 @@ class Aggregate:
 class Mean(Aggregate):
     """FedAvg (McMahan et al. 2017): the mean of the deltas, weighted by n_i or uniformly."""
 
-    by_size: bool = static(True)
+    by_size: bool = static(default=True)
 
     def weight(self, view: ClientView) -> Tensor:
         return view.size if self.by_size else view.size * 0 + 1

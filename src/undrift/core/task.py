@@ -29,7 +29,7 @@ class Batch(NamedTuple):
     x: Tensor  # [B, ...]
     y: Tensor  # [B, ...]
     mask: Tensor  # [B] bool, False for padding
-    index: Tensor  # [B] position among the client's own examples, -1 for padding
+    index: Tensor  # type: ignore[assignment]  # [B] position among the client's own examples, -1 for padding
 
 
 class Buffers(NamedTuple):
@@ -278,7 +278,7 @@ def _named_loss(loss: str | PerExample) -> tuple[str, PerExample]:
         return loss, LOSSES[loss]
     if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
         loss = copy.deepcopy(loss)
-        loss.reduction = "none"
+        vars(loss)["reduction"] = "none"
     name = getattr(loss, "__qualname__", type(loss).__qualname__)
     return name, loss
 

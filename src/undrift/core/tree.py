@@ -36,9 +36,9 @@ def number(
     return field(default=default, metadata={"range": (low, high, open)})
 
 
-def part(default: Any) -> Any:
-    """Make a field that holds another record, made anew by `default` for every owner."""
-    return field(default_factory=default)
+def part(*, default_factory: Any) -> Any:
+    """Make a field that holds another record, made anew for every owner."""
+    return field(default_factory=default_factory)
 
 
 def check_ranges(record: Any) -> None:

@@ -63,7 +63,7 @@ def _changed_sentence(name: str) -> str:
     )
 
 
-class _RandomOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _RandomOps(TorchDispatchMode):
     """Watch for operations that draw from a generator, and for the submodule that calls them."""
 
     def __init__(self, module: nn.Module) -> None:

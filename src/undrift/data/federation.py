@@ -31,7 +31,7 @@ class Arrival:
     """
 
     rounds: int = static()
-    first: float = number(0.1, low=0, high=1, open=True)
+    first: float = number(default=0.1, low=0, high=1, open=True)
 
     def __post_init__(self) -> None:
         check_whole("Arrival.rounds", self.rounds)

@@ -73,7 +73,7 @@ class Uniform:
     (3,)
     """
 
-    count: int | None = static(None)
+    count: int | None = static(default=None)
     fraction: float | None = _share(None)
 
     def __post_init__(self) -> None:
@@ -143,7 +143,7 @@ class Sequential:
     [[0, 1], [0, 2], [1, 2]]
     """
 
-    count: int = static(1)
+    count: int = static(default=1)
 
     def __post_init__(self) -> None:
         check_whole("Sequential.count", self.count)
@@ -170,8 +170,8 @@ class Weighted:
     array([1. , 0.5, 0.5])
     """
 
-    count: int = static(1)
-    by: Literal["size"] | Sequence[float] = static("size")
+    count: int = static(default=1)
+    by: Literal["size"] | Sequence[float] = static(default="size")
 
     def __post_init__(self) -> None:
         check_whole("Weighted.count", self.count)
@@ -252,7 +252,7 @@ class Explicit:
     """
 
     rounds: Sequence[Sequence[int]] = static()
-    chances: Sequence[float] | None = static(None)
+    chances: Sequence[float] | None = static(default=None)
 
     def __post_init__(self) -> None:
         rounds = tuple(tuple(int(i) for i in ids) for ids in self.rounds)

@@ -69,10 +69,10 @@ class Work:
     torch.Size([3, 10, 32])
     """
 
-    epochs: Range | None = static(None)
-    steps: Range | None = static(None)
-    batch: int | None = static(32)
-    last: Last = static("keep")
+    epochs: Range | None = static(default=None)
+    steps: Range | None = static(default=None)
+    batch: int | None = static(default=32)
+    last: Last = static(default="keep")
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.steps is not None:

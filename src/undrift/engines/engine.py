@@ -102,8 +102,9 @@ class Engine:
             broadcast = broadcast._replace(cohort=cohort_mean(algo, probes, work))
         total, rows = OrderedSum(), []
         for ids, states, reports, some in self.run_clients(algo, broadcast, clients, work):
-            self.store.stage(ids, states)
-            total.add(ids, reports)
+            accepted = some.accepted.tolist()  # sync: what a refused client sent is not touched
+            self._stage(ids, states, accepted)
+            total.add(ids, reports, accepted)
             rows.append(some)
         joined: Row = tree_map(lambda *v: torch.cat(v), *rows)
         return Outcome(total.result(), joined, broadcast, clients.notes)
@@ -113,6 +114,13 @@ class Engine:
         broadcast = write_broadcast(algo, server, len(work.ids), work.seed)
         clients = self.clients(algo, server, work)
         return self.measure_clients("after_round", algo, broadcast, clients, work)
+
+    def _stage(self, ids: list[int], states: tuple[Tree, ...], accepted: list[bool]) -> None:
+        """Keep the new states of accepted clients; the others stay as they were."""
+        kept = [c for c, ok in enumerate(accepted) if ok]
+        if len(kept) < len(ids):
+            ids, states = [ids[c] for c in kept], tree_map(lambda v: v[kept], states)
+        self.store.stage(ids, states)
 
     # -- shared by all engines -----------------------------------------------------------------
     def clients(self, algo: Algorithm, server: Server, work: Assignment) -> Client:

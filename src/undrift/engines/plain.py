@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
@@ -117,10 +116,4 @@ def _descend(w: Tensor, g: Tensor, how: Descent) -> None:
     w.sub_(g, alpha=how.lr)
 
 
-def has_convolution(module: nn.Module) -> bool:
-    """Whether a CPU had better train one client after the other (measured: 0.6x when batched)."""
-    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    return any(isinstance(part, kinds) for part in module.modules())
-
-
-__all__ = ["PlainSteps", "has_convolution", "is_plain", "is_sequence"]
+__all__ = ["PlainSteps", "is_plain", "is_sequence"]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from undrift.core.tree import Tree, leaves, rebuild, structure
+from undrift.core.tree import Tree, leaves, rebuild, structure, tree_map
 
 SHARDS = 64
 
@@ -25,6 +25,9 @@ def summing_order(ids: Sequence[int]) -> list[int]:
     return sorted(ids, key=lambda i: (i % SHARDS, i))
 
 
+SMALL = 64  # leaves of at most so many numbers are added together, as one
+
+
 class OrderedSum:
     """Adds trees with a leading client axis, given in summing order, in one pass.
 
@@ -32,28 +35,28 @@ class OrderedSum:
     """
 
     def __init__(self) -> None:
-        self._structure = None
+        self._like: Tree = None  # a tree of one row each
         self._shard: int | None = None
-        self._dtypes: list[torch.dtype] = []
         self._open: list[Tensor] = []
         self._closed: list[Tensor] = []
 
-    def add(self, ids: Sequence[int], rows: Tree) -> None:
-        """Add the rows of these clients."""
-        values = leaves(rows)
-        if self._structure is None:
-            self._start(rows, values)
+    def add(self, ids: Sequence[int], rows: Tree, accepted: Sequence[bool] | None = None) -> None:
+        """Add the rows of these clients, those that are not accepted left out."""
+        values = _packed(leaves(rows))
+        if self._like is None:
+            self._like = tree_map(lambda v: v[:0], rows)
+            self._open = [torch.zeros_like(v[0], dtype=torch.float64) for v in values]
+            self._closed = [torch.zeros_like(v) for v in self._open]
         for c, client in enumerate(ids):
-            if client % SHARDS != self._shard:
-                self._close()
-                self._shard = client % SHARDS
-            for held, value in zip(self._open, values, strict=True):
-                held.add_(value[c])
+            if accepted is None or accepted[c]:
+                self._add_row(client % SHARDS, [v[c] for v in values])
 
-    def _start(self, rows: Tree, values: list[Tensor]) -> None:
-        self._structure = structure(rows)
-        self._open = [torch.zeros_like(v[0], dtype=torch.float64) for v in values]
-        self._closed = [torch.zeros_like(v) for v in self._open]
+    def _add_row(self, shard: int, row: list[Tensor]) -> None:
+        if shard != self._shard:
+            self._close()
+            self._shard = shard
+        for held, value in zip(self._open, row, strict=True):
+            held.add_(value)
 
     def _close(self) -> None:
         if self._shard is not None:
@@ -65,4 +68,21 @@ class OrderedSum:
         """Give the sum, in float64."""
         self._close()
         self._shard = None
-        return rebuild(self._structure, self._closed)
+        return rebuild(structure(self._like), _unpacked(self._closed, leaves(self._like)))
+
+
+def _packed(values: list[Tensor]) -> list[Tensor]:
+    """Join the small leaves [C, ...] into one [C, s]; it stands last."""
+    large = [v for v in values if v.shape[1:].numel() > SMALL]
+    small = [v.reshape(len(v), -1).double() for v in values if v.shape[1:].numel() <= SMALL]
+    return [*large, torch.cat(small, 1)] if small else large
+
+
+def _unpacked(sums: list[Tensor], like: list[Tensor]) -> list[Tensor]:
+    """Undo `_packed` on the sums."""
+    sizes = [v.shape[1:].numel() for v in like]
+    large = iter(sums)
+    kept = [n for n in sizes if n <= SMALL]
+    small = iter(sums[-1].split(kept)) if kept else iter(())
+    pairs = zip(sizes, like, strict=True)
+    return [next(small if n <= SMALL else large).reshape(v.shape[1:]) for n, v in pairs]

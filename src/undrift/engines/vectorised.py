@@ -6,7 +6,7 @@ shrinks as clients finish.  A cohort that does not fit is trained in chunks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -25,8 +25,9 @@ from undrift.core.round import (
 from undrift.core.task import Batch, Task
 from undrift.core.tree import Tree, leaves, tree_map
 from undrift.data.federation import Federation
+from undrift.engines.capacity import need_of, width_for
 from undrift.engines.engine import Assignment, Engine, mean_rows
-from undrift.engines.plain import PlainSteps, has_convolution, is_plain
+from undrift.engines.plain import PlainSteps, is_plain
 from undrift.errors import ConfigError
 from undrift.state.store import ClientStateStore
 
@@ -54,8 +55,9 @@ class GeneralSteps:
 
     def step(self, clients: Client, carry: Carry, batch: Batch, k: Tensor) -> Carry:
         """Take one local step."""
-        one = vmap(lambda c, s, b: client_step(*self.shared, c, s, b, k))
-        moved: Carry = one(clients, carry, batch)
+        moved: Carry = over_clients(lambda c, s, b: client_step(*self.shared, c, s, b, k))(
+            clients, carry, batch
+        )
         return moved
 
 
@@ -72,33 +74,41 @@ class Vectorised(Engine):
         in_place: bool = True,
     ) -> None:
         super().__init__(task, federation, store)
-        self.chunk, self.in_place = self._valid(chunk), in_place
-
-    def _valid(self, chunk: int | None) -> int | None:
         if chunk is not None and (isinstance(chunk, bool) or int(chunk) != chunk or chunk < 1):
             raise ConfigError(f"chunk must be a whole number of clients, at least 1, got {chunk!r}")
-        # batched convolutions are grouped ones, which a CPU runs at 0.6x of one after the other
-        alone = self.device.type == "cpu" and has_convolution(self.task.module)
-        return 1 if chunk is None and alone else chunk
+        self.in_place, self.chunk = in_place, chunk
+        self._decided = chunk is not None
 
     def plan(self) -> dict[str, Any]:
         """Give the choices that decide rounding."""
-        return {"chunk": self.chunk, "in_place": self.in_place}
+        return {"chunk": self.chunk, "decided": self._decided, "in_place": self.in_place}
 
     def use_plan(self, plan: dict[str, Any]) -> None:
         """Repeat the choices of a recorded run."""
-        self.chunk, self.in_place = plan["chunk"], plan["in_place"]
+        self.chunk, self._decided = plan["chunk"], plan["decided"]
+        self.in_place = plan["in_place"]
+
+    def _decide(self, algo: Algorithm, work: Assignment) -> None:
+        """Choose the chunk once, by what one client needs."""
+        if not self._decided and work.order.numel():
+            batch: Batch = _rows(self.batch(work.info.id[:1], work.order[:1, 0]), 0)
+            need = need_of(algo, self.task, batch)
+            most = self.federation.num_clients
+            self.chunk = width_for(need, self.task.module, self.device, most)
+            self._decided = True
 
     def run_clients(
         self, algo: Algorithm, broadcast: Broadcast, clients: Client, work: Assignment
     ) -> Iterator[tuple[list[int], tuple[Tree, ...], Report, Row]]:
         """Train chunk after chunk."""
-        for part in self._chunks(len(work.ids)):
+        for part in self._chunks(algo, work):
             some: Client = tree_map(lambda v, part=part: v[part], clients)
             own = work.part(part)
             yield own.ids, *self._train(algo, broadcast, some, own)
 
-    def _chunks(self, count: int) -> list[slice]:
+    def _chunks(self, algo: Algorithm, work: Assignment) -> list[slice]:
+        self._decide(algo, work)
+        count = len(work.ids)
         width = self.chunk or count
         return [slice(i, min(i + width, count)) for i in range(0, count, width)]
 
@@ -156,7 +166,7 @@ class Vectorised(Engine):
     ) -> tuple[Tree, ...]:
         """Evaluate a hook for a chunk of clients at a time."""
         found = []
-        for part in self._chunks(len(work.ids)):
+        for part in self._chunks(algo, work):
             some = _rows(clients, part)
             carry = vmap(lambda c: client_start(algo, self.task, broadcast, c))(some)
             found.append(self._measure(hook, algo, broadcast, some, carry, work.part(part)))
@@ -185,12 +195,23 @@ class Vectorised(Engine):
         return mean
 
 
+def over_clients(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Map over the client axis: vmap, or for a single client the plain call, which is faster."""
+
+    def mapped(*trees: Any) -> Any:
+        if len(leaves(trees)[0]) > 1:
+            return vmap(function)(*trees)
+        return tree_map(lambda v: v[None], function(*_rows(trees, 0)))
+
+    return mapped
+
+
 def join(*parts: Any) -> Any:
     """Put chunks of clients together again."""
     return parts[0] if len(parts) == 1 else tree_map(lambda *v: torch.cat(v), *parts)
 
 
-def _rows(tree: Any, part: slice) -> Any:
+def _rows(tree: Any, part: slice | int) -> Any:
     return tree_map(lambda v: v[part], tree)
 
 

@@ -18,7 +18,7 @@ class Prox(Rule):
     mu = 0: FedAvg.
     """
 
-    mu: float = number(0.01, low=0)
+    mu: float = number(default=0.01, low=0)
 
     def direction(self, g: Vec, view: ClientView) -> Vec:
         return g + self.mu * (view.w - view.w0)
@@ -34,7 +34,7 @@ class Scaffold(Rule):
 
     needs_path: ClassVar[bool] = True
 
-    c_by_size: bool = static(False)  # c moves by sum q_i dc_i instead of sum dc_i / N
+    c_by_size: bool = static(default=False)  # c moves by sum q_i dc_i instead of sum dc_i / N
 
     def init_client(self, w: Vec, examples: int) -> Tree:
         return torch.zeros_like(w)  # c_i
@@ -63,7 +63,7 @@ class Scaffold(Rule):
 class ScaffoldGradient(Rule):
     """SCAFFOLD (Karimireddy et al. 2020, alg. 1), option I: c_i is the full gradient at x."""
 
-    c_by_size: bool = static(False)
+    c_by_size: bool = static(default=False)
 
     def init_client(self, w: Vec, examples: int) -> Tree:
         return torch.zeros_like(w)  # c_i

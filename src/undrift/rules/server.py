@@ -16,7 +16,7 @@ from undrift.errors import unknown_name
 class Step(Rule):
     """x <- x - lr * update; lr = 1: FedAvg."""
 
-    lr: float = number(1.0, low=0)
+    lr: float = number(default=1.0, low=0)
 
     def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
         return self.lr * update, state
@@ -29,9 +29,9 @@ class ServerMomentum(Rule):
     `dampening` gives v <- beta * v + (1 - beta) * update, as in MOON's published code.
     """
 
-    lr: float = number(1.0, low=0)
-    beta: float = number(0.9, low=0, high=1)
-    dampening: bool = static(False)
+    lr: float = number(default=1.0, low=0)
+    beta: float = number(default=0.9, low=0, high=1)
+    dampening: bool = static(default=False)
 
     def init_server(self, w: Vec, clients: int) -> Tree:
         return torch.zeros_like(w)  # v
@@ -74,14 +74,14 @@ class Adaptive(Rule):
     `eps_inside` takes sqrt(v + tau) as ComFed prints it.
     """
 
-    kind: Literal["adam", "adagrad", "yogi"] = static("adam")
-    lr: float = number(0.01, low=0)
-    beta1: float = number(0.9, low=0, high=1)
-    beta2: float = number(0.99, low=0, high=1)
-    tau: float = number(1e-3, low=0)
-    v0: float = number(0.0, low=0)
-    bias_correction: Literal["none", "flower", "standard"] = static("none")
-    eps_inside: bool = static(False)
+    kind: Literal["adam", "adagrad", "yogi"] = static(default="adam")
+    lr: float = number(default=0.01, low=0)
+    beta1: float = number(default=0.9, low=0, high=1)
+    beta2: float = number(default=0.99, low=0, high=1)
+    tau: float = number(default=1e-3, low=0)
+    v0: float = number(default=0.0, low=0)
+    bias_correction: Literal["none", "flower", "standard"] = static(default="none")
+    eps_inside: bool = static(default=False)
 
     def __post_init__(self) -> None:
         corrections = ["none", "flower", "standard"]

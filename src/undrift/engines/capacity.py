@@ -1,0 +1,83 @@
+"""How many clients to train at a time: what fits, and on a CPU what pays."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from undrift.core.algorithm import Algorithm
+from undrift.core.ops import Pass
+from undrift.core.task import Batch, Task
+from undrift.core.tree import leaves
+
+log = logging.getLogger("undrift")
+
+# Measured by benchmarks/cohort.py --plans: below this much work in a batch's forward pass, calling
+# one client after the other costs more than grouped convolutions lose.
+ALONE = 4e7
+COPIES = 6  # vectors [P] per client in a local step: model, gradient, correction and temporaries
+
+
+class Need(NamedTuple):
+    """What one client's local step costs."""
+
+    operations: float  # of the forward pass over one batch
+    num_bytes: int  # memory while training
+
+
+def need_of(algo: Algorithm, task: Task, batch: Batch) -> Need:
+    """Run one client's batch forward and count."""
+    held: dict[int, int] = {}
+
+    def note(saved: Tensor) -> Tensor:
+        held[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes()
+        return saved
+
+    w, buffers = task.initial()
+    key = torch.zeros((), dtype=torch.int64, device=w.device)
+    run = Pass(batch.mask, key, True)
+    with FlopCounterMode(display=False) as counter, saved_tensors_hooks(note, lambda v: v):
+        out = task.forward(w.requires_grad_(), buffers, batch.x, run)
+        task.mean_loss(out, batch)
+    states = leaves((algo.local.init(w), [r.init_client(w, 1) for r in algo.rules]))
+    vectors = COPIES * w.numel() + 3 * sum(v.numel() for v in states)
+    data = batch.x.numel() * batch.x.element_size()
+    total = 2 * sum(held.values()) + vectors * w.element_size() + 2 * data
+    return Need(float(counter.get_total_flops()), total)
+
+
+def width_for(need: Need, module: nn.Module, device: torch.device, most: int) -> int | None:
+    """Choose how many clients to train at a time; None is everybody.
+
+    `most` is the largest cohort there can be.
+    """
+    if device.type == "cpu" and need.operations > ALONE and has_convolution(module):
+        return 1
+    fits = max(1, int(free_bytes(device) * 0.7 / need.num_bytes))
+    if fits >= most:
+        return None
+    log.info(
+        "a client needs %.0f MB to train: at most %d at a time (`chunk` sets another number)",
+        need.num_bytes / 1e6,
+        fits,
+    )
+    return fits
+
+
+def has_convolution(module: nn.Module) -> bool:
+    """Whether batching clients turns something into a grouped convolution."""
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    return any(isinstance(part, kinds) for part in module.modules())
+
+
+def free_bytes(device: torch.device) -> int:
+    """Tell how much memory is free on a device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

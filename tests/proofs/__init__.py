@@ -1,0 +1,1 @@
+"""Proofs that undrift is right: long-hand loops, identities, optima, engines, structure."""

@@ -18,13 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from undrift.core.algorithm import Algorithm
+from undrift.core.algorithm import Algorithm, init_server, write_broadcast
 from undrift.core.local import HeavyBall, Sgd
+from undrift.core.round import server_round
 from undrift.core.rule import Aggregate, ClientInfo, ClientView, Mean, Rule, ServerView, overrides
 from undrift.core.task import LOSSES, Output, Task, Vec, masked_mean
 from undrift.core.tree import Tree, leaves, named_leaves, record, stack, structure, tree_map
 from undrift.data import Explicit, ExplicitWork, Federation, LocalWork, Sampler, Uniform, Work
 from undrift.engines import ENGINES, Engine
+from undrift.engines.engine import cohort_mean
 from undrift.errors import UndriftError
 from undrift.rules import Adaptive, Nova, Prox, Scaffold, ScaffoldGradient, ScaffoldM
 from undrift.trainer import Trainer
@@ -190,9 +192,9 @@ def _check_all(part: P, build: Callable[[P], Algorithm], world: World, rounds: i
     for chunk in (1, 3):
         some = _run(world, build(part), rounds, chunk=chunk)
         _check_equal(part, some, together, f"chunks of {chunk}, it must not look at its neighbours")
-    _check_order(part, build(part), world, rounds)
+    _check_order(part, build(part), world, rounds, together["server.w"])
     _check_stacks(part, build, world)
-    _check_resumes(part, build(part), world, rounds)
+    _check_resumes(part, build(part), world, rounds, together)
 
 
 def _check_together(rule: Rule, world: World, rounds: int) -> None:
@@ -373,13 +375,14 @@ def _check_equal(
         raise RuleError(f"{type(part).__name__}: {where} of the other way ({why})")
 
 
-def _check_order(part: Rule | Aggregate, algo: Algorithm, world: World, rounds: int) -> None:
+def _check_order(
+    part: Rule | Aggregate, algo: Algorithm, world: World, rounds: int, wanted: Tensor
+) -> None:
     """Give the clients other numbers, so that they are summed and listed in another order."""
     if any(getattr(m, "p", 0) or getattr(m, "dropout", 0) for m in world.task.module.modules()):
         return  # dropout is keyed by the client's number
     new = list(reversed(range(world.federation.num_clients)))
-    plain, turned = _replayed(world, rounds, sorted(new)), _replayed(world, rounds, new)
-    found, wanted = (_run(w, algo, rounds)["server.w"] for w in (turned, plain))
+    found = _run(_replayed(world, rounds, new), algo, rounds)["server.w"]
     if _distance([found], [wanted]) > TOLERANCE:
         raise RuleError(f"{type(part).__name__}: the model depends on the order of clients")
 
@@ -403,26 +406,38 @@ def _replayed(world: World, rounds: int, new: list[int]) -> World:
 
 # -- many experiments at once ----------------------------------------------------------------------
 def _check_stacks(part: P, build: Callable[[P], Algorithm], world: World) -> None:
-    """Run one round with the part's numbers as tensors of an experiment axis."""
+    """Run one client's round with the part's numbers on an experiment axis."""
     if not leaves(part):
         return
-    wanted = _run(world, build(part), 1)
-
-    def one(twin: P) -> Tensor:
-        trainer = world.trainer(build(twin))
-        trainer.round()
-        return trainer.server.w
-
-    with _told(part, "does not run with its numbers as tensors (never branch on a number)"):
-        as_tensors = tree_map(lambda v: torch.as_tensor(v, dtype=torch.float64), part)
-        found = one(as_tensors)
-    if _distance([found], [wanted["server.w"]]) > TOLERANCE:
-        raise RuleError(f"{type(part).__name__}: tensors for its numbers give another model")
+    trainer = world.trainer(build(part), engine="reference")
+    wanted = _one_client(trainer, build(part))
+    with _told(part, "does not run with its numbers stacked (never branch on a number)"):
+        twins = stack([part, part])
+        found = vmap(lambda twin: _one_client(trainer, build(twin)))(twins)
+    if _distance([found], [torch.stack([wanted, wanted])]) > TOLERANCE:
+        raise RuleError(f"{type(part).__name__}: stacking its numbers gives another model")
 
 
-# -- resumed bit by bit ------------------------------------------------------------------------------
-def _check_resumes(part: Rule | Aggregate, algo: Algorithm, world: World, rounds: int) -> None:
-    straight = _run(world, algo, rounds)
+def _one_client(trainer: Trainer, algo: Algorithm) -> Vec:
+    """Give the model after a round in which a single client takes part."""
+    engine, work = trainer.engine, trainer._assign().part(slice(0, 1))
+    population = trainer.federation.num_clients
+    server = init_server(algo, *trainer.task.initial(), population)
+    broadcast = write_broadcast(algo, server, 1, work.seed)
+    clients = engine.clients(algo, server, work)
+    if algo.uses("probe"):
+        probes = engine.measure_clients("probe", algo, broadcast, clients, work)
+        clients = clients._replace(probe=probes)
+        broadcast = broadcast._replace(cohort=cohort_mean(algo, probes, work))
+    _, _, reports, rows = next(iter(engine.run_clients(algo, broadcast, clients, work)))
+    report = tree_map(lambda v: v[0], reports)
+    return server_round(algo, server, report, rows, work.info.id, population).w
+
+
+# -- resumed bit by bit --------------------------------------------------------------------------
+def _check_resumes(
+    part: Rule | Aggregate, algo: Algorithm, world: World, rounds: int, straight: dict[str, Tensor]
+) -> None:
     middle = rounds // 2
     with tempfile.TemporaryDirectory() as folder, _told(part, "cannot be resumed"):
         first = world.trainer(algo)
@@ -554,10 +569,12 @@ class EveryHook(Rule):
 
     def penalty(self, out: Output, view: ClientView) -> Tensor | float:
         mean = masked_mean(out.value.flatten(1), view.batch.mask)
-        return self.strength * (mean - view.personal).square().sum()
+        pull: Tensor = self.strength * (mean - view.personal).square().sum()
+        return pull
 
     def direction(self, g: Vec, view: ClientView) -> Vec:
-        return g + self.strength * (view.cohort - view.probe + view.mine["h"] + view.broadcast)
+        extra: Vec = view.cohort - view.probe + view.mine["h"] + view.broadcast
+        return g + self.strength * extra
 
     def review(self, view: ClientView) -> Tree:
         squares = view.output_at(view.w).value.flatten(1).square().mean(1)
@@ -583,7 +600,7 @@ class EveryHook(Rule):
         return state["m"]
 
     def personal(self, state: Tree, client: ClientInfo) -> Tree:
-        return state["table"].index_select(0, client.id[None]).squeeze(0)
+        return state["table"][client.id]
 
     def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
         rows = torch.where(view.accepted, view.rows, 0.0).sum()
@@ -591,6 +608,5 @@ class EveryHook(Rule):
         return update, {**state, "m": m, "sum": state["sum"] + view.upload + rows}
 
     def server_after(self, state: Tree, view: ServerView) -> Tree:
-        old = state["table"].index_select(0, view.ids)
-        new = torch.where(view.accepted[:, None], view.rows, old)
+        new = torch.where(view.accepted[:, None], view.rows, state["table"][view.ids])
         return {**state, "table": state["table"].index_copy(0, view.ids, new)}

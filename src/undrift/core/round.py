@@ -192,54 +192,48 @@ def _views(
     key: Tensor | None,
 ) -> list[ClientView]:
     """Give each rule, and last the aggregate, its own view of the client."""
+    base = _common_view(algo, task, broadcast, client, carry, batch, key)
+    own = zip(
+        broadcast.notes,
+        client.notes,
+        carry.state,
+        client.probe,
+        broadcast.cohort,
+        client.review,
+        strict=False,
+    )
+    views = [
+        base._replace(
+            broadcast=note, personal=letter, mine=state, probe=probe, cohort=cohort, review=review
+        )
+        for note, letter, state, probe, cohort, review in own
+    ]
+    return [*views, base._replace(probe=client.probe[-1], cohort=broadcast.cohort[-1])]
+
+
+def _common_view(
+    algo: Algorithm,
+    task: Task,
+    broadcast: Broadcast,
+    client: Client,
+    carry: Carry,
+    batch: Batch,
+    key: Tensor | None,
+) -> ClientView:
+    """Show what no rule owns."""
 
     def output_at(v: Vec) -> Output:
         return task.forward(v, carry.buffers, batch.x, Pass(batch.mask, key, True))
 
     def grad_at(v: Vec) -> Vec:
-        g: Vec = grad(lambda u: task.mean_loss(output_at(u), batch))(v)
-        return g + algo.local.decay(v)
+        return grad(lambda u: task.mean_loss(output_at(u), batch))(v) + algo.local.decay(v)
 
     lr = algo.local.lr_at(broadcast.round, torch.zeros_like(broadcast.round))
-    path = client.steps
-    if len(carry.impulse) > 0:
-        path = -carry.impulse[0].sum() / lr
-    base = ClientView(
-        task,
-        broadcast.w,
-        carry.w,
-        EMPTY,
-        EMPTY,
-        EMPTY,
-        EMPTY,
-        EMPTY,
-        EMPTY,
-        client.info,
-        client.steps,
-        path,
-        lr,
-        broadcast.round,
-        broadcast.cohort_size,
-        batch,
-        grad_at,
-        output_at,
-    )
-    last = len(algo.rules)
-    views = [
-        base._replace(
-            broadcast=broadcast.notes[i],
-            personal=client.notes[i],
-            mine=carry.state[i],
-            probe=_at(client.probe, i),
-            cohort=_at(broadcast.cohort, i),
-            review=_at(client.review, i),
-        )
-        for i in range(last)
-    ]
-    return [
-        *views,
-        base._replace(probe=_at(client.probe, last), cohort=_at(broadcast.cohort, last)),
-    ]
+    path = -carry.impulse[0].sum() / lr if algo.needs_path else client.steps
+    return ClientView(
+        task, broadcast.w, carry.w, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, client.info,
+        client.steps, path, lr, broadcast.round, broadcast.cohort_size, batch, grad_at, output_at,
+    )  # fmt: skip
 
 
 def _at(trees: tuple[Tree, ...], i: int) -> Tree:

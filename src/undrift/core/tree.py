@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from undrift.errors import ConfigError
+from undrift.errors import ConfigError, unknown_name
 
 T = TypeVar("T")
 Tree = Any  # nested tuples, NamedTuples, dicts and records of tensors
 EMPTY: Tree = ()
 
 
-def static(default: Any = MISSING) -> Any:
+def static(default: Any = MISSING, *, choices: tuple[Any, ...] = ()) -> Any:
     """Make a field that shapes the computation: never traced, never stacked."""
-    return field(default=default, metadata={"static": True})
+    return field(default=default, metadata={"static": True, "choices": choices})
 
 
 def number(
@@ -41,9 +41,13 @@ def part(*, default_factory: Any) -> Any:
     return field(default_factory=default_factory)
 
 
-def check_ranges(record: Any) -> None:
-    """Refuse a plain number that lies outside the range its field declares."""
+def check_fields(record: Any) -> None:
+    """Refuse a value that is not among its field's choices or not within its range."""
     for f in fields(record):
+        choices = f.metadata.get("choices")
+        if choices and getattr(record, f.name) not in choices:
+            owner, value = type(record).__name__, getattr(record, f.name)
+            raise unknown_name(f.name, value, [str(c) for c in choices], owner)
         value, limits = getattr(record, f.name), f.metadata.get("range")
         if limits is None or value is None or isinstance(value, Tensor):
             continue
@@ -64,7 +68,7 @@ def record(cls: type[T]) -> type[T]:
     own_check = cls.__dict__.get("__post_init__")
 
     def __post_init__(self: Any) -> None:
-        check_ranges(self)
+        check_fields(self)
         if own_check is not None:
             own_check(self)
 

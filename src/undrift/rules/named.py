@@ -179,7 +179,7 @@ def comfed(
 def _comfed_server(server: str, lr: float | None, settings: dict[str, Any]) -> Rule:
     if server == "sgd":
         return Step(1.0 if lr is None else lr)
-    return Adaptive(server, lr=0.005 if lr is None else lr, **settings)  # type: ignore[arg-type]
+    return Adaptive(server, lr=0.005 if lr is None else lr, **settings)
 
 
 class Named(NamedTuple):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from undrift.core.rule import Rule, ServerView
 from undrift.core.task import Vec
 from undrift.core.tree import Tree, number, record, static
-from undrift.errors import unknown_name
 
 
 @record
@@ -63,7 +62,29 @@ def yogi(v: Vec, square: Vec, beta2: Any) -> Vec:
     return v - (1 - beta2) * square * torch.sign(v - square)
 
 
+def no_correction(round: Any, beta1: Any, beta2: Any) -> tuple[Any, Any]:
+    """Factors on m and on v; `round` is 0 in the first round."""
+    return 1.0, 1.0
+
+
+def flower_correction(round: Any, beta1: Any, beta2: Any) -> tuple[Any, Any]:
+    """Flower >= 1.13 counts t = 1, 2, ... and uses t + 1."""
+    t = round + 2
+    return (1 - beta2**t).sqrt() / (1 - beta1**t), 1.0
+
+
+def standard_correction(round: Any, beta1: Any, beta2: Any) -> tuple[Any, Any]:
+    """Kingma & Ba 2015."""
+    t = round + 1
+    return 1 / (1 - beta1**t), 1 / (1 - beta2**t)
+
+
 SECOND_MOMENTS = {"adam": adam, "adagrad": adagrad, "yogi": yogi}
+CORRECTIONS = {
+    "none": no_correction,
+    "flower": flower_correction,
+    "standard": standard_correction,
+}
 
 
 @record
@@ -74,21 +95,14 @@ class Adaptive(Rule):
     `eps_inside` takes sqrt(v + tau) as ComFed prints it.
     """
 
-    kind: Literal["adam", "adagrad", "yogi"] = static(default="adam")
+    kind: str = static(default="adam", choices=tuple(SECOND_MOMENTS))
     lr: float = number(default=0.01, low=0)
     beta1: float = number(default=0.9, low=0, high=1)
     beta2: float = number(default=0.99, low=0, high=1)
     tau: float = number(default=1e-3, low=0)
     v0: float = number(default=0.0, low=0)
-    bias_correction: Literal["none", "flower", "standard"] = static(default="none")
+    bias_correction: str = static(default="none", choices=tuple(CORRECTIONS))
     eps_inside: bool = static(default=False)
-
-    def __post_init__(self) -> None:
-        corrections = ["none", "flower", "standard"]
-        if self.kind not in SECOND_MOMENTS:
-            raise unknown_name("server optimizer", self.kind, list(SECOND_MOMENTS), "Adaptive")
-        if self.bias_correction not in corrections:
-            raise unknown_name("bias correction", self.bias_correction, corrections, "Adaptive")
 
     def init_server(self, w: Vec, clients: int) -> Tree:
         return Moments(torch.zeros_like(w), torch.zeros_like(w) + self.v0)
@@ -96,16 +110,6 @@ class Adaptive(Rule):
     def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
         m = self.beta1 * state.m + (1 - self.beta1) * update
         v = SECOND_MOMENTS[self.kind](state.v, update * update, self.beta2)
-        up, down = self._correction(view.round)
+        up, down = CORRECTIONS[self.bias_correction](view.round, self.beta1, self.beta2)
         root = (down * v + self.tau).sqrt() if self.eps_inside else (down * v).sqrt() + self.tau
         return self.lr * up * m / root, Moments(m, v)
-
-    def _correction(self, round: Any) -> tuple[Any, Any]:
-        """Factors on m and on v; `round` is 0 in the first round."""
-        if self.bias_correction == "flower":  # Flower counts t = 1, 2, ... and uses t + 1
-            t = round + 2
-            return (1 - self.beta2**t).sqrt() / (1 - self.beta1**t), 1.0
-        if self.bias_correction == "standard":
-            t = round + 1
-            return 1 / (1 - self.beta1**t), 1 / (1 - self.beta2**t)
-        return 1.0, 1.0

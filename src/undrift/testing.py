@@ -157,7 +157,11 @@ def check_engine(engine: str | type[Engine], *, rounds: int = 3, **options: Any)
     with _registered(engine) as name:
         for label, algorithm in standard_algorithms().items():
             wanted = _run(world, algorithm, rounds, engine="reference")
-            found = _run(world, algorithm, rounds, engine=name, **options)
+            try:
+                found = _run(world, algorithm, rounds, engine=name, **options)
+            except Exception as error:
+                told = f"{type(error).__name__}: {error}"
+                raise EngineError(f"engine {name!r} fails on {label}: {told}") from error
             where = _difference(found, wanted, TOLERANCE)
             if where:
                 raise EngineError(f"engine {name!r}, {label}: {where} of the reference engine")

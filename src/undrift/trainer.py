@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -27,6 +28,8 @@ from undrift.engines.sums import summing_order
 from undrift.errors import ConfigError, DataError, unknown_name
 from undrift.state.checkpoint import CheckpointFolder
 from undrift.state.store import ClientStateStore, Place
+
+log = logging.getLogger("undrift")
 
 
 class RoundResult(NamedTuple):
@@ -78,7 +81,8 @@ class Trainer:
         everyone = range(federation.num_clients)
         self.rounds_done = 0
         self.enrolled = self._valid(everyone if enrolled is None else enrolled)
-        _try_out(self.task, self.federation)
+        examples = self.federation.members[:2]
+        self.task.check(self.federation.x[examples], self.federation.y[examples])
         w, buffers = self.task.initial()
         template = init_client(algorithm, w, federation.max_size)
         self.server = init_server(algorithm, w, buffers, federation.num_clients)
@@ -125,25 +129,17 @@ class Trainer:
         return self._assignment(ids, [chance[i] for i in ids], available)
 
     def _assignment(self, ids: list[int], chances: list[float], available: Tensor) -> Assignment:
-        held = available[self.enrolled].double()
-        sizes = available[ids]
-        id_tensor = torch.tensor(ids, dtype=torch.int64, device=self.federation.device)
+        held, sizes = available[self.enrolled].double(), available[ids]
+        clients, device = torch.tensor(ids, dtype=torch.int64), self.federation.device
 
         def numbers(values: Any) -> Tensor:
-            made = torch.as_tensor(values, dtype=torch.float64)
-            return made.to(self.federation.device, self.task.dtype)
+            made = torch.as_tensor(values, dtype=torch.float64).expand(len(ids))
+            return made.to(device, self.task.dtype)
 
-        mean = numbers([float(held.mean())] * len(ids))
-        share = numbers(sizes.double() / held.sum())
-        info = ClientInfo(id_tensor, numbers(sizes), numbers(chances), share, mean)
-        plan = self.work.plan(
-            self.seeds.run,
-            self.rounds_done,
-            id_tensor,
-            sizes.to(id_tensor.device),
-            self.federation.device,
-        )
-        return Assignment(info, plan.order, plan.steps.cpu(), sizes, self.seeds.run)
+        share, mean = numbers(sizes / held.sum()), numbers(held.mean())
+        info = ClientInfo(clients.to(device), numbers(sizes), numbers(chances), share, mean)
+        plan = self.work.plan(self.seeds.run, self.rounds_done, clients, sizes, device)
+        return Assignment(clients, info, plan.order, plan.steps.cpu(), sizes, self.seeds.run)
 
     def _everybody(self) -> Assignment:
         available = self.federation.available(self.rounds_done)
@@ -169,7 +165,13 @@ class Trainer:
         kept = rows.accepted.cpu()  # sync: once per round
         losses = rows.loss.cpu()[kept]
         scores = {name: float(v.cpu()[kept].mean()) for name, v in rows.scores.items()}
-        skipped = [i for i, ok in zip(ids, kept.tolist(), strict=True) if not ok]
+        skipped = sorted(i for i, ok in zip(ids, kept.tolist(), strict=True) if not ok)
+        if skipped:
+            log.warning(
+                "round %d: left out clients %s (not finite, or no batch to train on)",
+                self.rounds_done,
+                skipped,
+            )
         down = outcome.broadcast
         each = size_in_floats((down.w, down.buffers.floats, down.notes, down.cohort))
         up = size_in_floats((outcome.report.total, outcome.report.uploads))
@@ -177,7 +179,7 @@ class Trainer:
         return RoundResult(
             self.rounds_done,
             ids,
-            sorted(skipped),
+            skipped,
             float(losses.mean()) if len(losses) else math.nan,
             scores,
             each * len(ids) + personal,
@@ -319,9 +321,3 @@ def _by_rule(rules: Sequence[Rule], states: Sequence[Tree]) -> dict[str, Tensor]
         for name, leaf in named_leaves(state).items():
             found[f"{i}.{type(rule).__name__}" + (f".{name}" if name else "")] = leaf
     return found
-
-
-def _try_out(task: Task, federation: Federation) -> None:
-    """Run two examples through the module, so that trouble shows before training."""
-    rows = federation.members[:2]
-    task.check(federation.x[rows], federation.y[rows])

@@ -6,6 +6,7 @@ from third_party import bad_rules as bad
 from third_party.my_rule import CappedPull, ClientMomentum
 
 from undrift import Algorithm, HeavyBall, Mean, Nova, Rule, Sgd, UndriftError, fedavg
+from undrift.core.tree import tree_map
 from undrift.engines import Reference, Vectorised
 from undrift.testing import (
     EngineError,
@@ -92,10 +93,19 @@ def test_an_own_task_may_be_checked() -> None:
 
 
 class Forgetful(Vectorised):
-    """An engine that forgets one client."""
+    """An engine that loses what the first client sent."""
 
     def run_clients(self, algo, broadcast, clients, work):
-        yield from list(super().run_clients(algo, broadcast, clients, work))[:-1]
+        every = super().run_clients(algo, broadcast, clients, work)
+        for i, (ids, states, reports, rows) in enumerate(every):
+            yield ids, states, tree_map(torch.zeros_like, reports) if i == 0 else reports, rows
+
+
+class Broken(Vectorised):
+    """An engine that cannot do anything."""
+
+    def run_clients(self, algo, broadcast, clients, work):
+        raise ValueError("no such thing")
 
 
 @pytest.mark.parametrize("engine", [Reference, "vectorised"])
@@ -106,6 +116,11 @@ def test_engines_pass(engine) -> None:
 def test_an_engine_that_forgets_a_client_is_found_out() -> None:
     with pytest.raises(EngineError, match="fedavg: .* away from that of the reference engine"):
         check_engine(Forgetful, rounds=1, chunk=1)
+
+
+def test_an_engine_that_fails_is_named() -> None:
+    with pytest.raises(EngineError, match="Broken' fails on fedavg: ValueError: no such thing"):
+        check_engine(Broken, rounds=1)
 
 
 @pytest.mark.parametrize("aggregate", [Mean(), Mean(by_size=False), Nova()], ids=repr)

@@ -37,6 +37,7 @@ PIECE = 256  # examples of a client that one pass over its own data takes at a t
 class Assignment(NamedTuple):
     """Who trains in a round, and on which batches; clients stand in summing order."""
 
+    clients: Tensor  # [C] ids, on the CPU
     info: ClientInfo  # leading axis C, on the device
     order: Tensor  # [C, K, B] positions among a client's own examples, -1 pads
     steps: Tensor  # [C] on the CPU: the host decides how many steps to run
@@ -46,13 +47,14 @@ class Assignment(NamedTuple):
     @property
     def ids(self) -> list[int]:
         """Client ids, in summing order."""
-        return [int(i) for i in self.info.id]
+        return self.clients.tolist()
 
     def part(self, index: slice | Tensor) -> Assignment:
-        """Take some of the clients."""
-        info = ClientInfo(*(v[index] for v in self.info))
-        steps, sizes = self.steps[index], self.sizes[index]
-        return Assignment(info, self.order[index], steps, sizes, self.seed)
+        """Take some of the clients; an index tensor lives on the CPU."""
+        there = index if isinstance(index, slice) else index.to(self.order.device)
+        info = ClientInfo(*(v[there] for v in self.info))
+        clients, steps, sizes = (v[index] for v in (self.clients, self.steps, self.sizes))
+        return Assignment(clients, info, self.order[there], steps, sizes, self.seed)
 
 
 class Outcome(NamedTuple):

@@ -11,9 +11,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.func import vmap
+from torch.func import grad, vmap
 
 from undrift.core.algorithm import Algorithm, Broadcast, Client, Report, Row
+from undrift.core.ops import Pass
 from undrift.core.round import (
     Carry,
     client_begin,
@@ -28,7 +29,7 @@ from undrift.data.federation import Federation
 from undrift.engines.capacity import need_of, width_for
 from undrift.engines.engine import Assignment, Engine, mean_rows
 from undrift.engines.plain import PlainSteps, is_plain
-from undrift.errors import ConfigError
+from undrift.errors import ConfigError, TaskError, UndriftError
 from undrift.state.store import ClientStateStore
 
 
@@ -78,6 +79,13 @@ class Vectorised(Engine):
             raise ConfigError(f"chunk must be a whole number of clients, at least 1, got {chunk!r}")
         self.in_place, self.chunk = in_place, chunk
         self._decided = chunk is not None
+        check_vectorises(task, self._first_batch())
+
+    def _first_batch(self) -> Batch:
+        """Take one or two examples of whoever has some."""
+        rows = self.federation.members[:2]
+        mask = torch.ones(len(rows), dtype=torch.bool, device=self.device)
+        return Batch(self.federation.x[rows], self.federation.y[rows], mask, mask.long())
 
     def plan(self) -> dict[str, Any]:
         """Give the choices that decide rounding."""
@@ -193,6 +201,25 @@ class Vectorised(Engine):
             total = some if total is None else tree_map(lambda a, b: a + b, total, some)
         mean: tuple[Tree, ...] = mean_rows(total, clients.info.size)
         return mean
+
+
+def check_vectorises(task: Task, batch: Batch) -> None:
+    """Try one step for two clients at once, so that a module that cannot is named at once."""
+    w, buffers = task.initial()
+    key = torch.zeros(2, dtype=torch.int64, device=w.device)
+
+    def loss(v: Tensor, key: Tensor) -> Tensor:
+        return task.mean_loss(task.forward(v, buffers, batch.x, Pass(batch.mask, key, True)), batch)
+
+    try:
+        vmap(grad(loss))(w.expand(2, -1).clone(), key)
+    except UndriftError:
+        raise
+    except Exception as error:
+        raise TaskError(
+            f"this module cannot be trained for many clients at once ({error}); "
+            "engine='reference' trains one client at a time"
+        ) from error
 
 
 def over_clients(function: Callable[..., Any]) -> Callable[..., Any]:

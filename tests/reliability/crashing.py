@@ -1,0 +1,80 @@
+"""Dies before, amid and after every single operation on the disk (bar B2)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from undrift.state import disk
+
+from . import forked, tiny
+from .killing import warm
+
+ROUNDS = 3
+OPERATIONS = ("_os_write", "_os_pwrite", "_os_fsync", "_os_replace", "_os_remove")
+DEAD = 77  # how a child ends that died where it should
+
+
+class Dying:
+    """Counts the operations of `disk` and ends the process at the n-th."""
+
+    def __init__(self, n, moment):
+        self.n, self.moment, self.count = n, moment, 0
+        for name in OPERATIONS:
+            setattr(disk, name, self.wrapped(getattr(disk, name)))
+
+    def wrapped(self, real):
+        def operation(first, *rest):
+            self.count += 1
+            here = self.count == self.n
+            if here and self.moment == "before":
+                os._exit(DEAD)
+            if here and self.moment == "half" and real in (os.write, os.pwrite):
+                real(first, bytes(rest[0])[: len(rest[0]) // 2], *rest[1:])
+                os._exit(DEAD)
+            done = real(first, *rest)
+            if here:
+                os._exit(DEAD)
+            return done
+
+        return operation
+
+
+def run_to_the_end(place, store):
+    run = tiny.trainer(**tiny.stored(store, place))
+    tiny.train(run, place / "checkpoints", ROUNDS)
+    (place / "fingerprint").write_text(tiny.fingerprint(run))
+
+
+def died(place, store, n, moment):
+    """Train in a child that dies at operation n; False if there was no such operation."""
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+
+    def work():
+        Dying(n, moment)
+        run_to_the_end(place, store)
+
+    code = forked.finish(forked.start(work))
+    assert code in (0, DEAD), f"operation {n}, {moment}: the run failed by itself: {code}"
+    return code == DEAD
+
+
+def main(place, store):
+    warm(place)
+    place = place / "run"
+    assert not died(place, store, 0, "before")
+    expected = (place / "fingerprint").read_text()
+    told = {}
+    for moment in ("before", "half", "after"):
+        n = 1
+        while died(place, store, n, moment):
+            resumed = forked.finish(forked.start(lambda: run_to_the_end(place, store)))
+            assert resumed == 0, f"operation {n}, {moment}: cannot be resumed"
+            same = (place / "fingerprint").read_text() == expected
+            assert same, f"operation {n}, {moment}: the run ended otherwise"
+            left = [p.name for p in (place / "checkpoints").iterdir()]
+            assert not any(name.startswith(disk.TEMPORARY) for name in left), left
+            n += 1
+        told[moment] = n - 1
+    return told

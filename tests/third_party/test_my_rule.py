@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+
 from third_party import bad_rules as bad
 from third_party.my_rule import CappedPull, ClientMomentum
-
 from undrift import Algorithm, HeavyBall, Mean, Nova, Rule, Sgd, UndriftError, fedavg
 from undrift.core.tree import tree_map
 from undrift.engines import Reference, Vectorised
@@ -114,7 +114,7 @@ def test_engines_pass(engine) -> None:
 
 
 def test_an_engine_that_forgets_a_client_is_found_out() -> None:
-    with pytest.raises(EngineError, match="fedavg: .* away from that of the reference engine"):
+    with pytest.raises(EngineError, match=r"fedavg: .* away from that of the reference engine"):
         check_engine(Forgetful, rounds=1, chunk=1)
 
 

@@ -1,0 +1,68 @@
+"""B8: the numbers follow from the seed; nothing else that may vary changes them."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from undrift.data import Work
+
+from .forked import ask
+from .tiny import NAMES, assert_same_bits, everything, largest_difference, threads, trainer
+
+ROUNDS = 3
+
+
+def trained(name, **settings):
+    run = trainer(name, dtype=torch.float64, work=Work(epochs=(1, 2), batch=4), **settings)
+    run.run(ROUNDS)
+    return everything(run)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(name):
+    first = trained(name, seed=5)
+    assert_same_bits(trained(name, seed=5), first)
+    assert largest_difference(trained(name, seed=6), first) > 1e-6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_how_clients_are_put_together_does_not_matter(name):
+    first = trained(name)
+    for settings in ({"chunk": 1}, {"chunk": 2}, {"in_place": False}, {"engine": "reference"}):
+        assert largest_difference(trained(name, **settings), first) <= 1e-12, settings
+    with threads(2 if torch.get_num_threads() == 1 else 1):
+        assert largest_difference(trained(name), first) <= 1e-12
+
+
+def test_another_process_with_another_hash_seed_gives_the_same_bits(tmp_path):
+    one, other = (ask("everyone", tmp_path, hash_seed=s) for s in (1, 4242))
+    assert one == other and list(one) == NAMES
+
+
+def seed_all(seed):
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+def generators():
+    name, keys, *rest = np.random.get_state()
+    return torch.get_rng_state().tolist(), (name, keys.tolist(), *rest), random.getstate()
+
+
+def test_global_generators_are_neither_read_nor_moved(tmp_path):
+    results = []
+    for seed in (1, 2):
+        seed_all(seed)
+        before = generators()
+        run = trainer("comfed:scaf-yogi", work=Work(epochs=(1, 2), batch=4, last="bootstrap"))
+        run.run(ROUNDS)
+        run.save(tmp_path / str(seed))
+        run.load(tmp_path / str(seed))
+        assert generators() == before
+        results.append(everything(run))
+    assert_same_bits(*results)

@@ -1,6 +1,6 @@
 """Local optimizers and learning-rate schedules.
 
-Every local step is, in this order (spec C4):
+Every local step is, in this order (docs/conventions.md, C4):
     u = clip(gradient + corrections) + weight_decay * w,   w <- w - move(u)
 """
 
@@ -72,7 +72,7 @@ class Sgd:
     schedule: Schedule = part(default_factory=Schedule)
 
     def init(self, w: Vec) -> Tree:
-        """State for one round; spec C3 starts it afresh."""
+        """State for one round (C3)."""
         return EMPTY
 
     def move(self, u: Vec, state: Tree, lr: Any) -> tuple[Vec, Tree]:
@@ -84,7 +84,7 @@ class Sgd:
         return self.lr * self.schedule.factor(round, step)
 
     def decay(self, w: Vec) -> Vec:
-        """Gradient of the weight decay that belongs to the local objective (spec C2)."""
+        """Gradient of the weight decay that belongs to the local objective (C2)."""
         return torch.zeros_like(w) if self.decoupled else self.weight_decay * w
 
 

@@ -241,7 +241,7 @@ def _at(trees: tuple[Tree, ...], i: int) -> Tree:
 
 
 def _impulse_step(algo: Algorithm, views: list[ClientView], carry: Carry, lr: Any) -> Tree:
-    """Run the same chain, states zero, on one scalar whose gradient is 1 (spec section 2).
+    """Run the same chain, states zero, on one scalar whose gradient is 1.
 
     What it has moved, over lr, is ||a_i||_1 for any chain of rules and any linear optimizer.
     """
@@ -343,7 +343,7 @@ def _server_view(
 
 
 def _next_buffers(old: Buffers, report: Report, rows: Row) -> Buffers:
-    """Running statistics by the weights of the parameters; of counters the largest (spec C6)."""
+    """Running statistics by the weights of the parameters; of counters the largest (C6)."""
     weighted, weight = report.buffers
     seen = torch.where(rows.accepted[:, None], rows.counters, torch.zeros_like(rows.counters))
     counters = torch.cat([seen, old.counters[None]]).amax(0)

@@ -39,7 +39,7 @@ class ClientView(NamedTuple):
     review: Tree  # this rule's own review
     client: ClientInfo
     steps: Tensor  # local steps it takes; a neighbour may take more
-    path: Tensor  # ||a_i||_1: the weight with which gradients enter delta / lr (spec 1.5)
+    path: Tensor  # ||a_i||_1: the weight with which gradients enter delta / lr
     lr: Any  # local learning rate at the start of this round
     round: Tensor  # 0 in the first round
     cohort_size: Tensor

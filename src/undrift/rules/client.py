@@ -1,4 +1,7 @@
-"""Client mechanisms: what changes a local step.  Symbols as in the papers, signs as in rule.py."""
+"""Client mechanisms: what changes a local step.  Symbols as in the papers, signs as in rule.py.
+
+R1, R2, ... are readings in docs/conventions.md.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +106,7 @@ def mean_change(view: ServerView, by_size: bool) -> Vec:
 
 @record
 class ScaffoldFresh(Rule):
-    """ComFed's SCAFFOLD without client state (ruling 5): c_i = grad f_i(x), used at once.
+    """ComFed's SCAFFOLD without client state (R4): c_i = grad f_i(x), used at once.
 
     The server's c is the cohort's mean of c_i, used in the next round.
     """
@@ -129,7 +132,7 @@ class ScaffoldFresh(Rule):
 
 @record
 class ScaffoldLiteral(Rule):
-    """ComFed algorithm 2 to the letter: c_i <- c first, so the correction is zero (ruling 5)."""
+    """ComFed algorithm 2 to the letter: c_i <- c first, so the correction is zero (R4)."""
 
     def init_server(self, w: Vec, clients: int) -> Tree:
         return torch.zeros_like(w)  # c
@@ -153,7 +156,7 @@ class ScaffoldLiteral(Rule):
 
 @record
 class ScaffoldM(Rule):
-    """SCAFFOLD/m (Varno et al. 2022, with ruling 18): only models are uploaded.
+    """SCAFFOLD/m (Varno et al. 2022, read as R9): only models are uploaded.
 
     Equal K, server step 1, uniform weights: SCAFFOLD option II.
     """

@@ -59,7 +59,7 @@ def scaffold_rule(
     mode: Literal["persistent", "fresh", "literal"] = "persistent",
     c_weights: Literal["uniform", "size"] = "uniform",
 ) -> Rule:
-    """Choose among SCAFFOLD's readings (spec 1.3 and ruling 5)."""
+    """Choose among SCAFFOLD's readings (docs/conventions.md, R4)."""
     if c_weights not in ("uniform", "size"):
         raise unknown_name("c_weights", c_weights, ["uniform", "size"], "scaffold")
     by_size = c_weights == "size"
@@ -150,7 +150,7 @@ def comfed(
     c_weights: Literal["uniform", "size"] = "uniform",
     **adaptive: Any,
 ) -> Algorithm:
-    """ComFed: a client mechanism times a server optimizer, every cell a method (spec section 2).
+    """ComFed: a client mechanism times a server optimizer, every cell a method.
 
     Defaults are the paper's, with heavy-ball momentum 0.9 and weight decay 1e-4 on the client;
     `server_lr` is 1 for Sgd and 0.005 for the adaptive servers.

@@ -89,7 +89,7 @@ CORRECTIONS = {
 
 @record
 class Adaptive(Rule):
-    """FedAdam, FedAdagrad, FedYogi (Reddi et al. 2021, alg. 2); spec 1.6 has the rulings.
+    """FedAdam, FedAdagrad, FedYogi (Reddi et al. 2021, alg. 2).
 
     `bias_correction` "flower" scales lr as Flower >= 1.13 does, "standard" as torch does;
     `eps_inside` takes sqrt(v + tau) as ComFed prints it.

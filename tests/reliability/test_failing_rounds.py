@@ -1,0 +1,132 @@
+"""A round that fails leaves the trainer as it was, and the run can go on."""
+
+from __future__ import annotations
+
+import sys
+from typing import ClassVar
+
+import pytest
+
+from undrift.core.algorithm import Algorithm
+from undrift.core.rule import Rule
+from undrift.core.task import Task, cross_entropy
+from undrift.core.tree import record
+from undrift.errors import UndriftError
+from undrift.rules import Scaffold
+from undrift.state.store import ClientStateStore
+from undrift.testing import EveryHook
+from undrift.trainer import Trainer
+
+from .tiny import assert_same_bits, everything, network, raw, stored, trainer
+
+
+@record
+class Failing(Rule):
+    """Raises what it is told to, once, in the server half of a round."""
+
+    trouble: ClassVar[dict] = {}
+
+    def server(self, update, state, view):
+        error = self.trouble.pop(int(view.round), None)
+        if error:
+            raise error
+        return update, state
+
+
+ERRORS = [RuntimeError("no luck"), KeyboardInterrupt(), MemoryError(), SystemExit(3)]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("store", ["device", "file"])
+def test_a_failure_on_the_server_changes_nothing(tmp_path, store, error):
+    algorithm = Algorithm((Scaffold(), Failing()))
+    run, whole = trainer(algorithm, **stored(store, tmp_path)), trainer(algorithm)
+    run.run(2), whole.run(5)
+    before = everything(run)
+    Failing.trouble[2] = error
+    with pytest.raises((type(error), UndriftError)):
+        run.round()
+    assert_same_bits(everything(run), before)
+    run.run(3)
+    assert_same_bits(everything(run), everything(whole))
+
+
+@pytest.mark.parametrize("error", ERRORS[:2], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("store", ["device", "file"])
+@pytest.mark.parametrize("engine", [{"chunk": 1}, {"engine": "reference"}])
+def test_a_failure_after_some_clients_have_trained_changes_nothing(tmp_path, store, engine, error):
+    calls = []
+
+    def loss(output, target):
+        calls.append(1)
+        if len(calls) == 4:  # in the second or third client: two batches each
+            raise error
+        return cross_entropy(output, target)
+
+    run = trainer(task=Task(network(), loss), **engine, **stored(store, tmp_path))
+    calls[:] = [1] * 9
+    run.run(2)
+    before = everything(run)
+    calls[:] = []
+    with pytest.raises((type(error), UndriftError)):
+        run.round()
+    assert_same_bits(everything(run), before)
+    run.run(2)
+    whole = trainer(**engine)
+    whole.run(4)
+    assert_same_bits(everything(run), everything(whole))
+
+
+def test_a_failure_in_the_first_round_changes_nothing_even_where_clients_have_looked():
+    run = trainer(Algorithm((EveryHook(), Failing())))
+    before = everything(run)
+    Failing.trouble[0] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        run.round()
+    assert_same_bits(everything(run), before)
+
+
+# -- Ctrl-C between any two lines -----------------------------------------------------------------
+WATCHED = [Trainer.round, Trainer._result, ClientStateStore.commit, ClientStateStore.stage]
+
+
+def interrupted_at(n, work):
+    """Do the work, with a KeyboardInterrupt before the n-th line of what is watched."""
+    codes, count = [f.__code__ for f in WATCHED], [0]
+
+    def lines(frame, event, arg):
+        if event == "line":
+            count[0] += 1
+            if count[0] == n:
+                raise KeyboardInterrupt
+        return lines
+
+    previous = sys.gettrace()
+    sys.settrace(lambda frame, event, arg: lines if frame.f_code in codes else None)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(previous)
+    return False
+
+
+def same(a, b):
+    return all(raw(a[n]) == raw(b[n]) for n in a)
+
+
+def test_an_interrupt_between_any_two_lines_leaves_the_round_done_or_not_done(tmp_path):
+    run = trainer()
+    run.run(2)
+    run.save(tmp_path)
+    before = everything(run)
+    run.round()
+    after, torn = everything(run), []
+    n = 1
+    while run.load(tmp_path) and interrupted_at(n, run.round):
+        now = everything(run)
+        if not same(now, before) and not same(now, after):
+            torn.append(n)
+        n += 1
+    assert n > 15 and torn == []

@@ -100,10 +100,12 @@ def tiny_world(task: Task | None = None, sizes: Sequence[int] = SIZES) -> World:
         shift = torch.randn(FEATURES, generator=draw, dtype=torch.float64)
         x = torch.randn(size, FEATURES, generator=draw, dtype=torch.float64) + shift
         clients.append((x, torch.randint(0, CLASSES, (size,), generator=draw)))
-    count = max(1, 2 * len(sizes) // 3)
-    work = Work(epochs=(1, 2), batch=4)
-    task = tiny_task() if task is None else task
-    return World(task, Federation.of(clients), work, Uniform(count=count))
+    task, federation = tiny_task() if task is None else task, Federation.of(clients)
+    return World(task, federation, Work(epochs=(1, 2), batch=4), _two_thirds(federation))
+
+
+def _two_thirds(federation: Federation) -> Sampler:
+    return Uniform(count=max(1, 2 * int((federation.sizes > 0).sum()) // 3))
 
 
 def _in_dtype(task: Task, dtype: torch.dtype) -> Task:
@@ -120,8 +122,8 @@ def check_rule(
 
     It is a frozen record that pickles, copies and stacks; it is pure; shapes and dtypes are stable;
     it runs for many clients at once, in chunks of any size and in any order; it resumes bit by
-    bit; it stays finite.  `task` and `federation` replace the tiny world's; a task alone must take
-    [B, 4] inputs and 3 classes.
+    bit; it stays finite.  `task` and `federation` (at least two clients) replace the tiny world's;
+    a task alone must take [B, 4] inputs and 3 classes.
 
     >>> check_rule(Prox(0.1))
     """
@@ -183,7 +185,9 @@ def standard_algorithms() -> dict[str, Algorithm]:
 
 def _world(task: Task | None, federation: Federation | None) -> World:
     world = tiny_world(None if task is None else _in_dtype(task, torch.float64))
-    return world if federation is None else world._replace(federation=federation)
+    if federation is None:
+        return world
+    return world._replace(federation=federation, sampler=_two_thirds(federation))
 
 
 def _check_all(part: P, build: Callable[[P], Algorithm], world: World, rounds: int) -> None:
@@ -254,7 +258,7 @@ def _check_hooks(part: P, build: Callable[[P], Algorithm], world: World, rounds:
             last = [world.federation.num_clients - 1]
             (trainer.enroll if r % 2 else trainer.leave)(last)
         if isinstance(part, Rule):
-            _check_personal(part, trainer.server.states[0])
+            _check_personal(part, trainer.server.states[0], world.federation.num_clients)
 
 
 def _watched(part: P) -> P:
@@ -343,15 +347,14 @@ def _check_finite(name: str, result: Any) -> None:
             raise RuleError(f"{name} returns NaN or infinity on an ordinary batch")
 
 
-def _check_personal(rule: Rule, state: Tree) -> None:
+def _check_personal(rule: Rule, state: Tree, num_clients: int) -> None:
     """Both engines map `personal` over clients, so it is compared with plain calls here."""
     if not overrides(rule, "personal"):
         return
-    ids = torch.arange(len(SIZES))
-    ones = torch.ones(len(SIZES), dtype=torch.float64)
-    info = ClientInfo(ids, ones, ones, ones, ones)
+    ones = torch.ones(num_clients, dtype=torch.float64)
+    info = ClientInfo(torch.arange(num_clients), ones, ones, ones, ones)
     mapped = vmap(lambda one: rule.personal(state, one))(info)
-    for c in range(len(SIZES)):
+    for c in range(num_clients):
         alone = rule.personal(state, ClientInfo(*(v[c] for v in info)))
         if _distance(leaves(tree_map(lambda v, c=c: v[c], mapped)), leaves(alone)) > TOLERANCE:
             raise RuleError(f"{type(rule).__name__}.personal differs when mapped over clients")

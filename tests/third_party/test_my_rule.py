@@ -5,7 +5,18 @@ import torch
 
 from third_party import bad_rules as bad
 from third_party.my_rule import CappedPull, ClientMomentum
-from undrift import Algorithm, HeavyBall, Mean, Nova, Rule, Sgd, UndriftError, fedavg
+from undrift import (
+    Algorithm,
+    Federation,
+    HeavyBall,
+    Mean,
+    Nova,
+    Rule,
+    Sgd,
+    Task,
+    UndriftError,
+    fedavg,
+)
 from undrift.core.tree import tree_map
 from undrift.engines import Reference, Vectorised
 from undrift.testing import (
@@ -90,6 +101,12 @@ def test_the_error_is_an_assertion_and_ours() -> None:
 
 def test_an_own_task_may_be_checked() -> None:
     check_rule(ClientMomentum(), task=tiny_task(torch.float32), rounds=2)
+
+
+def test_own_data_may_be_used() -> None:
+    task = Task(torch.nn.Linear(2, 1), "mse")
+    clients = [(torch.randn(n, 2), torch.randn(n, 1)) for n in (3, 5, 2)]
+    check_rule(CappedPull(), task=task, federation=Federation.of(clients), rounds=2)
 
 
 class Forgetful(Vectorised):

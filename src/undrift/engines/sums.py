@@ -1,4 +1,4 @@
-"""The order of sums: by virtual shard (client id mod 64), ascending id within it (docs/conventions.md, C7).
+"""The order of sums: by virtual shard (client id mod 64), ascending id within it (C7).
 
 Accumulated in float64, so that a sum depends on the ids alone: not on who finished first, on the
 size of a chunk or on the number of workers that own whole shards.

@@ -2,9 +2,9 @@
 
 from undrift.core.algorithm import Algorithm
 from undrift.core.random import Seeds
-from undrift.core.rule import Aggregate, ClientInfo, ClientView, Rule, ServerView
-from undrift.core.task import Task
-from undrift.core.tree import number, record, stack, static, unstack
+from undrift.core.rule import Aggregate, ClientInfo, ClientView, Rule, ServerView, Sizes
+from undrift.core.task import Batch, Output, Task, Vec, masked_mean
+from undrift.core.tree import EMPTY, Tree, number, part, record, stack, static, unstack
 from undrift.data import (
     Arrival,
     Bernoulli,
@@ -56,11 +56,13 @@ from undrift.trainer import RoundResult, Trainer
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "EMPTY",
     "AdamW",
     "Adaptive",
     "Aggregate",
     "Algorithm",
     "Arrival",
+    "Batch",
     "Bernoulli",
     "ClientInfo",
     "ClientView",
@@ -75,6 +77,7 @@ __all__ = [
     "Milestones",
     "Nesterov",
     "Nova",
+    "Output",
     "Prox",
     "RmsProp",
     "RoundResult",
@@ -89,11 +92,14 @@ __all__ = [
     "ServerMomentum",
     "ServerView",
     "Sgd",
+    "Sizes",
     "Step",
     "Task",
     "Trainer",
+    "Tree",
     "UndriftError",
     "Uniform",
+    "Vec",
     "Weighted",
     "Work",
     "catalogue",
@@ -105,7 +111,9 @@ __all__ = [
     "fednova",
     "fedprox",
     "fedyogi",
+    "masked_mean",
     "number",
+    "part",
     "record",
     "scaffold",
     "scaffold_m",

@@ -561,7 +561,7 @@ class EveryHook(Rule):
 
     strength: float = 0.05
 
-    def init_client(self, w: Vec, examples: int) -> Tree:
+    def init_client(self, w: Vec, sizes: Sizes) -> Tree:
         return {"h": torch.zeros_like(w), "begun": w.new_zeros(()), "seen": w.new_zeros(examples)}
 
     def probe(self, view: ClientView) -> Tree:
@@ -597,7 +597,7 @@ class EveryHook(Rule):
         means = view.output_at(view.w).value.flatten(1).mean(1, keepdim=True)
         return masked_mean(means, view.batch.mask)
 
-    def init_server(self, w: Vec, clients: int) -> Tree:
+    def init_server(self, w: Vec, sizes: Sizes) -> Tree:
         return {"m": torch.zeros_like(w), "table": w.new_zeros(clients, 1), "sum": w.new_zeros(())}
 
     def resize(self, state: Tree, before: int, after: int) -> Tree:

@@ -9,23 +9,30 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from undrift.core.algorithm import Algorithm, Server, init_client, init_server, resize_server
+from undrift.core.algorithm import (
+    Algorithm,
+    Row,
+    Server,
+    init_client,
+    init_server,
+    resize_server,
+)
 from undrift.core.ops import Pass
 from undrift.core.random import Seeds
 from undrift.core.round import server_after, server_round
-from undrift.core.rule import ClientInfo, Rule, overrides
+from undrift.core.rule import Rule, Sizes, overrides
 from undrift.core.task import Batch, Task
-from undrift.core.tree import Tree, leaves, named_leaves, rebuild, size_in_floats, structure
-from undrift.data import Everyone, Federation, LocalWork, Population, Sampler, Work
+from undrift.core.tree import Tree, leaves, named_leaves, rebuild, structure
+from undrift.data import Everyone, Federation, LocalWork, Sampler, Work
 from undrift.describe import describe
 from undrift.engines import ENGINES
-from undrift.engines.engine import Assignment, Engine, Outcome
-from undrift.engines.sums import summing_order
-from undrift.errors import ConfigError, DataError, unknown_name
+from undrift.engines.engine import Assignment, Engine
+from undrift.engines.traffic import NOTHING, Traffic, look_traffic, training_traffic
+from undrift.errors import DataError, unknown_name
+from undrift.roster import Roster
 from undrift.state.checkpoint import CheckpointFolder
 from undrift.state.store import ClientStateStore, Place
 
@@ -73,19 +80,24 @@ class Trainer:
     ) -> None:
         if engine not in ENGINES:
             raise unknown_name("engine", engine, list(ENGINES), "Trainer")
-        self.algorithm, self.work = algorithm, Work() if work is None else work
-        self.sampler = Everyone() if sampler is None else sampler
+        self.algorithm, self.rounds_done = algorithm, 0
         self.seeds = seed if isinstance(seed, Seeds) else Seeds.of(seed)
         self.task = task.to(device)
         self.federation = federation.to(device, task.dtype)
-        everyone = range(federation.num_clients)
-        self.rounds_done = 0
-        self.enrolled = self._valid(everyone if enrolled is None else enrolled)
+        self.roster = Roster(
+            self.federation,
+            Everyone() if sampler is None else sampler,
+            Work() if work is None else work,
+            self.seeds,
+            task.dtype,
+            enrolled,
+        )
         examples = self.federation.members[:2]
-        self.task.check(self.federation.x[examples], self.federation.y[examples])
+        features = self.task.check(self.federation.x[examples], self.federation.y[examples])
+        sizes = Sizes(federation.num_clients, federation.max_size, features)
         w, buffers = self.task.initial()
-        template = init_client(algorithm, w, federation.max_size)
-        self.server = init_server(algorithm, w, buffers, federation.num_clients)
+        template = init_client(algorithm, w, sizes)
+        self.server = init_server(algorithm, w, buffers, sizes)
         self.store = ClientStateStore(
             template, dtype=task.dtype, device=device, place=state, path=state_path
         )
@@ -97,117 +109,81 @@ class Trainer:
     # -- training ----------------------------------------------------------------------------
     def round(self) -> RoundResult:
         """Train one round.  If it fails, the trainer is as it was before."""
-        started = time.perf_counter()
+        started, algo = time.perf_counter(), self.algorithm
         try:
+            server, first = self.server, NOTHING
             if self.rounds_done == 0:
-                self.server = self._look(self.server, self._everybody())
-            cohort = self._assign()
-            outcome = self.engine.train(self.algorithm, self.server, cohort)
-            ids, enrolled = cohort.info.id, len(self.enrolled)
+                server, first = self._look(server, None)
+            cohort = self.roster.cohort(self.rounds_done)
+            outcome = self.engine.train(algo, server, cohort)
+            ids = cohort.info.id
             server = server_round(
-                self.algorithm, self.server, outcome.report, outcome.rows, ids, enrolled
+                algo, server, outcome.report, outcome.rows, ids, self.roster.count
             )
-            server = self._look(server, cohort)
+            server, last = self._look(server, cohort)
             self.store.commit()
         except BaseException:
             self.store.rollback()
             raise
         self.server, self.rounds_done = server, self.rounds_done + 1
-        return self._result(cohort, outcome, time.perf_counter() - started)
+        sent = training_traffic(algo, outcome).plus(first).plus(last)
+        return self._result(cohort.ids, outcome.rows, sent, time.perf_counter() - started)
 
     def run(self, rounds: int) -> list[RoundResult]:
         """Train several rounds."""
         return [self.round() for _ in range(rounds)]
 
-    def _assign(self) -> Assignment:
-        """Choose this round's cohort and its batches."""
-        available = self.federation.available(self.rounds_done)
-        population = Population.of(available[self.enrolled].numpy(), self.enrolled)
-        cohort = self.sampler.sample(self.seeds.run, self.rounds_done, population)
-        chance = dict(zip(cohort.ids.tolist(), cohort.probability.tolist(), strict=True))
-        ids = summing_order(list(chance))
-        return self._assignment(ids, [chance[i] for i in ids], available)
+    def _look(self, server: Server, cohort: Assignment | None) -> tuple[Server, Traffic]:
+        """Second exchange, only where a rule asks for it: clients look at the new model.
 
-    def _assignment(self, ids: list[int], chances: list[float], available: Tensor) -> Assignment:
-        held, sizes = available[self.enrolled].double(), available[ids]
-        clients, device = torch.tensor(ids, dtype=torch.int64), self.federation.device
-
-        def numbers(values: Any) -> Tensor:
-            made = torch.as_tensor(values, dtype=torch.float64).expand(len(ids))
-            return made.to(device, self.task.dtype)
-
-        share, mean = numbers(sizes / held.sum()), numbers(held.mean())
-        info = ClientInfo(clients.to(device), numbers(sizes), numbers(chances), share, mean)
-        plan = self.work.plan(self.seeds.run, self.rounds_done, clients, sizes, device)
-        return Assignment(clients, info, plan.order, plan.steps.cpu(), sizes, self.seeds.run)
-
-    def _everybody(self) -> Assignment:
-        available = self.federation.available(self.rounds_done)
-        ids = summing_order([i for i in self.enrolled.tolist() if available[i] > 0])
-        return self._assignment(ids, [1.0] * len(ids), available)
-
-    def _look(self, server: Server, cohort: Assignment) -> Server:
-        """Second exchange: clients look at the new model (only where a rule asks for it)."""
-        looking = [r for r in self.algorithm.rules if overrides(r, "after_round")]
-        if not looking:
-            return server
-        if any(r.refresh == "all" for r in looking):
-            cohort = self._everybody()
+        `cohort` is None before the first round; then everybody looks.
+        """
+        kinds = {r.refresh for r in self.algorithm.rules if overrides(r, "after_round")}
+        if not kinds or (kinds == {"once"} and cohort is not None):
+            return server, NOTHING
+        if cohort is None or "all" in kinds:
+            cohort = self.roster.everybody(self.rounds_done)
         rows = self.engine.after(self.algorithm, server, cohort)
         accepted = torch.ones(len(cohort.ids), dtype=torch.bool, device=self.engine.device)
         for leaf in leaves(rows):
-            accepted &= torch.isfinite(leaf).flatten(1).all(1)
-        ids = cohort.info.id
-        return server_after(self.algorithm, server, rows, ids, accepted, len(self.enrolled))
+            accepted &= torch.isfinite(leaf).reshape(len(leaf), -1).all(1)
+        sent = look_traffic((server.w, server.buffers.floats), rows, len(cohort.ids))
+        ids, count = cohort.info.id, self.roster.count
+        return server_after(self.algorithm, server, rows, ids, accepted, count), sent
 
-    def _result(self, cohort: Assignment, outcome: Outcome, seconds: float) -> RoundResult:
-        rows, ids = outcome.rows, cohort.ids
+    def _result(self, ids: list[int], rows: Row, sent: Traffic, seconds: float) -> RoundResult:
         kept = rows.accepted.cpu()  # sync: once per round
         losses = rows.loss.cpu()[kept]
         scores = {name: float(v.cpu()[kept].mean()) for name, v in rows.scores.items()}
         skipped = sorted(i for i, ok in zip(ids, kept.tolist(), strict=True) if not ok)
         if skipped:
-            log.warning(
-                "round %d: left out clients %s (not finite, or no batch to train on)",
-                self.rounds_done,
-                skipped,
-            )
-        down = outcome.broadcast
-        each = size_in_floats((down.w, down.buffers.floats, down.notes, down.cohort))
-        up = size_in_floats((outcome.report.total, outcome.report.uploads))
-        personal = size_in_floats(outcome.personal)
-        return RoundResult(
-            self.rounds_done,
-            ids,
-            skipped,
-            float(losses.mean()) if len(losses) else math.nan,
-            scores,
-            each * len(ids) + personal,
-            up * len(ids) + size_in_floats(rows.notes),
-            seconds,
-        )
+            why = "not finite, or no batch to train on"
+            log.warning("round %d: left out clients %s (%s)", self.rounds_done, skipped, why)
+        loss = float(losses.mean()) if len(losses) else math.nan
+        return RoundResult(self.rounds_done, ids, skipped, loss, scores, *sent, seconds)
 
     # -- population --------------------------------------------------------------------------
+    @property
+    def enrolled(self) -> list[int]:
+        """Ids of the clients that are enrolled now."""
+        return self.roster.enrolled.tolist()
+
     def enroll(self, ids: Iterable[int]) -> None:
         """Let clients join before the next round."""
-        self._change(sorted({*self.enrolled.tolist(), *self._valid(ids).tolist()}))
+        self._change(set(self.enrolled) | set(self.roster.valid(ids).tolist()))
 
     def leave(self, ids: Iterable[int]) -> None:
-        """Let clients leave before the next round; their state stays with them."""
-        self._change(sorted(set(self.enrolled.tolist()) - set(self._valid(ids).tolist())))
+        """Let clients leave before the next round; their states stay with them."""
+        self._change(set(self.enrolled) - set(self.roster.valid(ids).tolist()))
 
-    def _change(self, ids: Sequence[int]) -> None:
-        before, self.enrolled = len(self.enrolled), self._valid(ids)
-        self.server = resize_server(self.algorithm, self.server, before, len(self.enrolled))
-
-    def _valid(self, ids: Iterable[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
-        made = np.array(sorted(set(ids)), dtype=np.int64)
-        if not len(made):
-            raise ConfigError("nobody is enrolled: a federation needs at least one client")
-        if made[0] < 0 or made[-1] >= self.federation.num_clients:
-            bad = made[(made < 0) | (made >= self.federation.num_clients)][0]
-            raise DataError(f"no client {bad}: ids run from 0 to {self.federation.num_clients - 1}")
-        return made
+    def _change(self, wanted: set[int]) -> None:
+        before, after = set(self.enrolled), self.roster.valid(wanted)
+        joined = self.store.gather(sorted(wanted - before))
+        left = self.store.gather(sorted(before - wanted))
+        self.server = resize_server(
+            self.algorithm, self.server, len(before), len(after), joined, left
+        )
+        self.roster.enrolled = after
 
     # -- reading back ------------------------------------------------------------------------
     def model(self) -> nn.Module:
@@ -256,8 +232,8 @@ class Trainer:
             "task": describe(self.task),
             "federation": describe(self.federation),
             "algorithm": describe(self.algorithm),
-            "work": describe(self.work),
-            "sampler": describe(self.sampler),
+            "work": describe(self.roster.work),
+            "sampler": describe(self.roster.sampler),
             "seeds": self.seeds._asdict(),
             **self._described,
         }
@@ -269,7 +245,7 @@ class Trainer:
         rows, rows_meta = self.store.snapshot()
         tensors = {f"server.{n}": v for n, v in named_leaves(self.server).items()}
         tensors |= {f"clients.{n}": v for n, v in rows.items()}
-        tensors["enrolled"] = torch.from_numpy(self.enrolled)
+        tensors["enrolled"] = torch.from_numpy(self.roster.enrolled)
         meta = {"clients": rows_meta, "plan": self.engine.plan()}
         path = place.save(self.rounds_done, tensors, meta, self.describe())
         self._keep(place, {self.rounds_done: rows})
@@ -289,7 +265,7 @@ class Trainer:
         self.store.restore(_part(found.tensors, "clients."), found.meta["clients"])
         self._keep(place, {c.round: _part(c.tensors, "clients.") for c in place.kept()})
         self.server = rebuild(structure(self.server), values)
-        self.enrolled = found.tensors["enrolled"].numpy()
+        self.roster.enrolled = found.tensors["enrolled"].numpy()
         self.rounds_done = found.round
         self.engine.use_plan(found.meta["plan"])
         return True

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from longhand.local import Local, Trajectory
-from longhand.worlds import Array, Batches, QuadraticWorld, World
 from torch import Tensor, nn
 
 import undrift as fl
+from longhand.local import Local, Trajectory
+from longhand.worlds import Array, Batches, QuadraticWorld, World
 from undrift.rules import Schedule
 
 # undrift's name of a state -> (the long-hand name, sign): moving a model is subtracted in undrift
@@ -80,7 +80,7 @@ class Falling(Schedule):
 
 
 def local_of(local: Local) -> fl.Sgd:
-    """Translate long-hand local settings; a step factor must be a power: factor(k) = factor(1)^k."""
+    """Translate long-hand local settings; a step factor must be factor(1) to the power of k."""
     schedule = fl.Exponential(local.lr_decay)
     if local.step_factor is not None:
         schedule = Falling(local.lr_decay, local.step_factor(1))

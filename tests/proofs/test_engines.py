@@ -4,11 +4,11 @@ from itertools import cycle
 
 import pytest
 import torch
-from longhand.cases import below
 from torch import nn
 from torch.func import vmap
 
 import undrift as fl
+from longhand.cases import below
 from undrift.core.algorithm import (
     Client,
     init_client,
@@ -19,9 +19,10 @@ from undrift.core.algorithm import (
 from undrift.core.round import client_finish, client_start, client_step, server_round
 from undrift.core.task import Batch
 from undrift.core.tree import EMPTY, leaves, tree_map
+from undrift.engines import engine as engine_module
 from undrift.rules import compat
 
-SIZES = [3, 7, 12, 9, 5]
+SIZES = [3, 5, 10, 6, 7]
 
 
 class Lstm(nn.Module):
@@ -47,7 +48,7 @@ MODELS = {
         ),
         (1, 6, 6),
     ),
-    "lstm": (Lstm, (5, 3)),
+    "lstm": (Lstm, (3, 3)),
     "mlp": (lambda: nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)), (5,)),
 }
 
@@ -154,7 +155,7 @@ def test_chunks_and_in_place_steps_change_nothing(model, last):
     work = fl.Work(epochs=(1, 2), batch=4, last=last)
     algo = fl.fedavg(local=fl.Sgd(lr=0.05, weight_decay=0.01, schedule=fl.Exponential(0.9)))
     plain = train(model, algo, "reference", work=work, sampler=fl.Everyone())
-    for chunk in (None, 1, 2, 4, 9):
+    for chunk in (None, 1, 4):
         for in_place in (True, False):
             options = {"chunk": chunk, "in_place": in_place, "work": work}
             found = train(model, algo, "vectorised", sampler=fl.Everyone(), **options)
@@ -182,6 +183,86 @@ def test_buffers_are_averaged_by_size_and_counters_take_the_maximum(engine):
     mean, _ = trainer.server.buffers.floats
     below("running mean", abs(float(mean) - 6 / 8 * 0.1), 1e-12)
     assert trainer.server.buffers.counters.tolist() == [3]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_engines_agree_when_own_data_come_in_pieces(model, monkeypatch):
+    monkeypatch.setattr(engine_module, "PIECE", 4)
+    algo = fl.comfed("scaf", "sgd", mode="fresh", lr=0.05)
+    plain = train(model, algo, "reference")
+    assert_same(f"{model} pieces", train(model, algo, "vectorised", chunk=2), plain)
+
+
+# ---- unusual modules -----------------------------------------------------------------------------
+
+
+class Idle(nn.Module):
+    """A layer that no forward pass uses still decays."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.idle = nn.Linear(5, 3), nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.outer(self.inner(self.inner(x).tanh()))
+
+
+def shared() -> nn.Module:
+    layer = nn.Linear(5, 5)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(5, 3))
+
+
+def frozen(*names: str) -> nn.Module:
+    module = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    for name in names:
+        module.get_parameter(name).requires_grad_(False)
+    return module
+
+
+UNUSUAL = {
+    "idle layer": Idle,
+    "layer called twice": Twice,
+    "layer listed twice": shared,
+    "frozen first layer": lambda: frozen("0.weight", "0.bias"),
+    "frozen last layer": lambda: frozen("2.weight", "2.bias"),
+    "frozen bias": lambda: frozen("0.bias"),
+    "no bias": lambda: nn.Sequential(nn.Linear(5, 4, bias=False), nn.ReLU(), nn.Linear(4, 3)),
+    "in-place": lambda: nn.Sequential(nn.Linear(5, 4), nn.ReLU(inplace=True), nn.Linear(4, 3)),
+    "rows of rows": lambda: nn.Sequential(
+        nn.Unflatten(1, (5, 1)), nn.Linear(1, 4), nn.Tanh(), nn.Flatten(), nn.Linear(20, 3)
+    ),
+    "norms": lambda: nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.PReLU(), nn.Linear(4, 3)),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_engines_agree_on_unusual_modules(name, monkeypatch):
+    monkeypatch.setitem(MODELS, name, (UNUSUAL[name], (5,)))
+    algo = fl.fedavg(local=fl.Sgd(lr=0.1, weight_decay=0.1))
+    plain = train(name, algo, "reference")
+    for options in ({}, {"chunk": 1}, {"in_place": False}):
+        assert_same(f"{name} {options}", train(name, algo, "vectorised", **options), plain)
+
+
+@pytest.mark.parametrize("engine", ["reference", "vectorised"])
+def test_padding_never_shows_another_clients_example(engine):
+    """The very first example of the federation overflows; only its owner may suffer."""
+    made = federation((5,))
+    made.x[0] = 1e308
+    torch.manual_seed(0)
+    module = nn.Linear(5, 3)
+    nn.init.constant_(module.weight, 3.0)
+    task, work = fl.Task(module, dtype=torch.float64), fl.Work(epochs=1, batch=4)
+    assert fl.Trainer(task, made, fl.fedavg(), work=work, engine=engine).round().skipped == [0]
 
 
 # ---- experiments as one more axis ----------------------------------------------------------------

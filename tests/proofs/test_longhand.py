@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+
+import undrift as fl
 from longhand.averaging import fedavg, fednova, fedprox
 from longhand.cases import ADAMW, CLIPPED, HEAVY, NESTEROV, RMSPROP, SGD, SOME, WORLDS, below
 from longhand.comfed import CLIENTS, SERVERS, comfed
@@ -19,9 +21,8 @@ from longhand.control import scaffold, scaffold_m
 from longhand.local import Local, Trajectory
 from longhand.servers import fedavgm, fedopt
 from longhand.worlds import World, epoch_batches, step_batches
-
-import undrift as fl
 from proofs.bridge import Names, distance, local_of, run, trainer_of
+from undrift.engines import engine as engine_module
 from undrift.rules import compat
 
 ROUNDS = SOME[:5]
@@ -31,14 +32,16 @@ BALL_CLIPPED = dataclasses.replace(HEAVY, clip=0.3)
 PAPER = Local(lr=0.01, optimizer="heavy_ball", rho=0.9, weight_decay=1e-4)  # ComFed's client
 ADAPT = {"b1": 0.9, "b2": 0.99, "tau": 1e-3}
 
+NONE: Names = {}
+
 
 class Case(NamedTuple):
     """Two builds of one algorithm; states map undrift's names to the long-hand ones and signs."""
 
     ours: fl.Algorithm
     theirs: Callable[..., Trajectory]
-    server: Names = {}
-    clients: Names = {}
+    server: Names = NONE
+    clients: Names = NONE
     equal: bool = False  # everybody takes the same number of steps
     limit: float = 1e-12
 
@@ -168,7 +171,7 @@ def comfed_case(client: str, server: str, option="I", mode="persistent", c="popu
         comfed, local=PAPER, client=client, server=server, **scaf, **{"tau": 1e-3, **more}
     )
     rule = [f"0.{type(r).__name__}" for r in ours.rules if client == "scaf"]
-    state = {name: ("c", 1) for name in rule}
+    state = dict.fromkeys(rule, ("c", 1))
     at = len(ours.rules)
     moments = {f"{at}.Adaptive.m": ("m", -1), f"{at}.Adaptive.v": ("v", 1)}
     kept = state if mode == "persistent" else {}
@@ -226,6 +229,17 @@ def test_quadratics_with_an_own_module_and_loss_equal_the_long_hand_loop():
         ours, theirs = run(world, rounds, batches, case.ours), case.theirs(world, rounds, batches)
         worst = distance(ours, theirs, case.server, case.clients)
         below(f"quadratic scaffold {option}", worst, 1e-12)
+
+
+def test_full_gradients_over_many_pieces_equal_the_long_hand_loop(monkeypatch):
+    monkeypatch.setattr(engine_module, "PIECE", 4)
+    world = WORLDS["mlp"]()
+    batches = epoch_batches(world, ROUNDS, 6, epochs=2)
+    case = CASES["scaffold-I-heavy"]
+    for chunk in (None, 2):
+        ours = run(world, ROUNDS, batches, case.ours, chunk=chunk)
+        worst = distance(ours, case.theirs(world, ROUNDS, batches), case.server, case.clients)
+        below("pieces", worst, 1e-12)
 
 
 # ---- learning rates ------------------------------------------------------------------------------
@@ -387,5 +401,3 @@ def test_the_server_rate_of_the_adaptive_algorithms_can_be_chosen(build):
 def test_adagrad_has_no_bias_to_correct(correction):
     with pytest.raises(fl.UndriftError):
         fl.fedadagrad(bias_correction=correction)
-
-

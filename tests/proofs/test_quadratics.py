@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from longhand.cases import above, below
-from longhand.worlds import quadratic_world
 
 import undrift as fl
+from longhand.cases import above, below
+from longhand.worlds import quadratic_world
 from proofs.bridge import task_of
 
 WORLD = quadratic_world(11, clients=6, dim=4)
@@ -34,19 +34,19 @@ def test_the_optimum_has_no_pooled_gradient():
 
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_scaffold_with_everybody_reaches_the_optimum(option):
-    below(f"I-43 {option}", trained(fl.scaffold(0.05, option=option), 100), 1e-10)
+    below(f"I-43 {option}", trained(fl.scaffold(0.05, option=option), 90), 1e-10)
 
 
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_scaffold_with_half_of_the_clients_reaches_the_optimum(option):
-    found = trained(fl.scaffold(0.05, option=option), 180, fl.Uniform(count=3))
+    found = trained(fl.scaffold(0.05, option=option), 130, fl.Uniform(count=3))
     below(f"I-43 {option}, 3 of 6", found, 1e-8)
 
 
 def test_scaffold_m_reaches_the_optimum_too():
-    below("I-43 /m", trained(fl.scaffold_m(0.05), 100), 1e-10)
+    below("I-43 /m", trained(fl.scaffold_m(0.05), 90), 1e-10)
 
 
 @pytest.mark.parametrize("algorithm", [fl.fedavg(0.05), fl.fedprox(0.05, mu=0.1)])
 def test_fedavg_and_fedprox_stay_away_from_it(algorithm):
-    above("I-43 biased", trained(algorithm, 100), 1e-3)
+    above("I-43 biased", trained(algorithm, 60), 1e-3)

@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 
 TESTS = Path(__file__).parent.parent
-OLD_AGE = 90  # seconds until a process that hangs is given up
+OLD_AGE = 240  # seconds until a process that hangs is given up
 
 
 def ask(module, place, *words, hash_seed=None):

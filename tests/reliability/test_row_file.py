@@ -17,7 +17,7 @@ def on_file(place):
 
 
 def test_a_run_begun_anew_by_mistake_leaves_the_old_checkpoints_whole(tmp_path):
-    before = everything(train(on_file(tmp_path), tmp_path / "run", 3))
+    before = everything(train(on_file(tmp_path), tmp_path / "run", 2))
     forgetful = on_file(tmp_path)
     with pytest.raises(CheckpointError):
         forgetful.run(4)  # load() was forgotten

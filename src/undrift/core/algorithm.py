@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from undrift.core.local import Sgd
-from undrift.core.rule import Aggregate, ClientInfo, Mean, Rule, overrides
+from undrift.core.rule import Aggregate, ClientInfo, Mean, Rule, Sizes, overrides
 from undrift.core.task import Buffers, Vec
-from undrift.core.tree import Tree, part, record, tree_map
+from undrift.core.tree import EMPTY, Tree, part, record, tree_map
 from undrift.errors import ConfigError
 
 
@@ -130,21 +130,25 @@ class Row(NamedTuple):
     length: Tensor  # ||delta||
 
 
-def init_server(algo: Algorithm, w: Vec, buffers: Buffers, clients: int) -> Server:
+def init_server(algo: Algorithm, w: Vec, buffers: Buffers, sizes: Sizes) -> Server:
     """Start the server at model `w`."""
-    states = tuple(rule.init_server(w, clients) for rule in algo.chain)
+    states = tuple(rule.init_server(w, sizes) for rule in algo.chain)
     return Server(w, buffers, states, w.new_zeros(()))
 
 
-def init_client(algo: Algorithm, w: Vec, examples: int) -> tuple[Tree, ...]:
+def init_client(algo: Algorithm, w: Vec, sizes: Sizes) -> tuple[Tree, ...]:
     """Give the state of a client that has never taken part."""
-    return tuple(rule.init_client(w, examples) for rule in algo.rules)
+    return tuple(rule.init_client(w, sizes) for rule in algo.rules)
 
 
-def resize_server(algo: Algorithm, server: Server, before: int, after: int) -> Server:
-    """Let every rule adapt to a changed population."""
-    pairs = zip(algo.chain, server.states, strict=True)
-    return server._replace(states=tuple(r.resize(s, before, after) for r, s in pairs))
+def resize_server(
+    algo: Algorithm, server: Server, before: int, after: int, joined: Tree, left: Tree
+) -> Server:
+    """Let every rule adapt to a changed population; `joined` and `left` hold client states."""
+    nothing = (EMPTY,)  # the server optimizer has no client state
+    parts = zip(algo.chain, server.states, (*joined, *nothing), (*left, *nothing), strict=True)
+    states = tuple(r.resize(s, before, after, new, old) for r, s, new, old in parts)
+    return server._replace(states=states)
 
 
 def write_broadcast(algo: Algorithm, server: Server, cohort_size: int, seed: int) -> Broadcast:

@@ -21,9 +21,10 @@ from undrift.core.algorithm import Algorithm, Broadcast, Client, Report, Row, Se
 from undrift.core.local import local_step
 from undrift.core.ops import Pass
 from undrift.core.random import fold
-from undrift.core.rule import ClientView, Rule, ServerView, overrides
+from undrift.core.rule import ClientView, ServerView, overrides
 from undrift.core.task import Batch, Buffers, Output, Task, Vec
 from undrift.core.tree import EMPTY, Tree
+from undrift.errors import ConfigError
 
 
 class Carry(NamedTuple):
@@ -127,8 +128,9 @@ def client_begin(
     carry = client_start(algo, task, broadcast, client)
     key = step_key(broadcast, client, "begin", piece)
     views = _views(algo, task, broadcast, client, carry, batch, key)
-    state = [r.begin(v) for r, v in zip(algo.rules, views, strict=False)]
-    return client._replace(state=tuple(state))
+    state = tuple(r.begin(v) for r, v in zip(algo.rules, views, strict=False))
+    # a neighbour may have more pieces: one without examples changes nothing
+    return client._replace(state=tree.where(batch.mask.any(), state, client.state))
 
 
 def measure(
@@ -155,7 +157,8 @@ def measure(
     )
     count = batch.mask.sum().to(broadcast.w.dtype)
     return tuple(
-        tree.tree_map(lambda v: torch.where(count > 0, v * count, v * 0), value) for value in values
+        tree.tree_map(lambda v: torch.where(count > 0, v * count, torch.zeros_like(v)), value)
+        for value in values
     )
 
 
@@ -232,7 +235,7 @@ def _common_view(
     path = -carry.impulse[0].sum() / lr if algo.needs_path else client.steps
     return ClientView(
         task, broadcast.w, carry.w, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, client.info,
-        client.steps, path, lr, broadcast.round, broadcast.cohort_size, batch, grad_at, output_at,
+        client.steps, path, lr, broadcast.round, broadcast.cohort_size, batch, grad_at, output_at, algo.local.decay,
     )  # fmt: skip
 
 
@@ -250,27 +253,37 @@ def _impulse_step(algo: Algorithm, views: list[ClientView], carry: Carry, lr: An
     scalar, optimizer = carry.impulse
     g = torch.ones_like(scalar)
     for rule, view in zip(algo.rules, views, strict=False):
-        g = rule.direction(g, _silent_view(rule, view, scalar))
+        g = rule.direction(g, _silent_view(view, scalar))
+        if g.shape != scalar.shape:
+            raise ConfigError(
+                f"{type(rule).__name__}.direction treats parameters differently, so ||a||_1 is no "
+                "single number: leave out the part that divides by it (Nova, Scaffold option II)"
+            )
     # clipping is left out: it has no coefficients; weight decay belongs to the gradient
     plain = tree.replace(algo.local, clip=None, weight_decay=0.0)
     return local_step(plain, scalar, g, optimizer, lr)
 
 
-def _silent_view(rule: Rule, view: ClientView, scalar: Vec) -> ClientView:
+def _silent_view(view: ClientView, scalar: Vec) -> ClientView:
     """Show a rule a one-parameter model, every state, note and probe zero."""
     zero = torch.zeros_like(scalar)
-    first = view.client._replace(id=torch.zeros_like(view.client.id))
-    server = rule.init_server(zero, 1)
+
+    def silent(value: Tree) -> Tree:
+        return tree.tree_map(
+            lambda v: zero if v.shape == view.w.shape else torch.zeros_like(v), value
+        )
+
     return view._replace(
         w0=zero,
         w=scalar,
         grad_at=torch.zeros_like,
-        broadcast=tree.zeros_like(rule.broadcast(server)),
-        personal=tree.zeros_like(rule.personal(server, first)),
-        mine=tree.zeros_like(rule.init_client(zero, 1)),
-        probe=zero,
-        cohort=zero,
-        review=zero,
+        output_at=lambda v: view.output_at(view.w0),
+        broadcast=silent(view.broadcast),
+        personal=silent(view.personal),
+        mine=silent(view.mine),
+        probe=silent(view.probe),
+        cohort=silent(view.cohort),
+        review=silent(view.review),
     )
 
 

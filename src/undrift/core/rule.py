@@ -25,6 +25,14 @@ class ClientInfo(NamedTuple):
     mean_size: Tensor  # mean of n_j over the population
 
 
+class Sizes(NamedTuple):
+    """How large a federation is, for states that depend on it."""
+
+    clients: int  # ids in use
+    examples: int  # of the largest client: rows of a state that has one per example
+    features: int  # numbers in the feature layer's output; 0 if the task names none
+
+
 class ClientView(NamedTuple):
     """What one client can see.  Rules read it; nobody writes it."""
 
@@ -46,6 +54,7 @@ class ClientView(NamedTuple):
     batch: Batch  # the current batch; the whole data, piece by piece, in probe and begin
     grad_at: Callable[[Vec], Vec]  # gradient of the local objective (decay included), same batch
     output_at: Callable[[Vec], Output]  # forward pass, same batch; leaves buffers alone
+    decay: Callable[[Vec], Vec]  # gradient of the weight decay, which is added after `direction`
 
     @property
     def size(self) -> Tensor:
@@ -73,10 +82,10 @@ class Rule:
 
     needs_path: ClassVar[bool] = False  # reads view.path: the local optimizer must be linear
     shares_probe: ClassVar[bool] = False  # reads view.cohort: costs a second exchange
-    refresh: ClassVar[str] = "cohort"  # who answers after_round: "cohort" or "all"
+    refresh: ClassVar[str] = "cohort"  # who answers after_round: "cohort", "all", "once" at first
 
     # -- client half ------------------------------------------------------------------------
-    def init_client(self, w: Vec, examples: int) -> Tree:
+    def init_client(self, w: Vec, sizes: Sizes) -> Tree:
         """State that a client keeps between rounds; may hold one row per example."""
         return EMPTY
 
@@ -113,12 +122,12 @@ class Rule:
         return EMPTY
 
     # -- server half ------------------------------------------------------------------------
-    def init_server(self, w: Vec, clients: int) -> Tree:
-        """State that the server keeps; `clients` counts the ids in use."""
+    def init_server(self, w: Vec, sizes: Sizes) -> Tree:
+        """State that the server keeps."""
         return EMPTY
 
-    def resize(self, state: Tree, before: int, after: int) -> Tree:
-        """Adapt the server state when the number of enrolled clients changes."""
+    def resize(self, state: Tree, before: int, after: int, joined: Tree, left: Tree) -> Tree:
+        """Adapt the server state when clients join or leave; their states have a leading axis."""
         return state
 
     def broadcast(self, state: Tree) -> Tree:

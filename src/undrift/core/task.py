@@ -103,7 +103,7 @@ class Task:
         named = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         if not named:
             raise TaskError("the module has no trainable parameter: nothing to learn")
-        self.names = tuple(named)
+        self.names, self.aliases = tuple(named), _aliases(self.module, named)
         self.shapes = tuple(p.shape for p in named.values())
         self.sizes = tuple(p.numel() for p in named.values())
         self.size = sum(self.sizes)
@@ -137,8 +137,9 @@ class Task:
     ) -> Output:
         """Run the module with named parameters on one batch."""
         values = {**parameters, **self.named_buffers(buffers)}
+        values |= {alias: parameters[name] for alias, name in self.aliases.items()}
         with running(run):
-            value = functional_call(self.module, values, (x,))
+            value = functional_call(self.module, values, (x,), tie_weights=False)
         features = run.notes.get("features")
         return Output(value, features, self._updated(buffers, run.new_buffers))
 
@@ -231,8 +232,11 @@ class Task:
         twin.module = twin.module.to(device)
         return twin
 
-    def check(self, x: Tensor, y: Tensor) -> None:
-        """Try one small batch and explain what cannot work, before any training."""
+    def check(self, x: Tensor, y: Tensor) -> int:
+        """Try one small batch and explain what cannot work, before any training.
+
+        Returns the width of the feature layer, 0 if none is named.
+        """
         w, buffers = self.initial()
         mask = torch.ones(len(x), dtype=torch.bool, device=x.device)
         key = torch.zeros((), dtype=torch.int64, device=x.device)
@@ -252,6 +256,26 @@ class Task:
             raise TaskError("; ".join(trouble))
         if self.feature is not None and out.features is None:
             raise TaskError(f"the feature layer {self.feature!r} is never called in forward()")
+        return 0 if out.features is None else out.features[0].numel()
+
+
+def _aliases(module: nn.Module, named: Mapping[str, Tensor]) -> dict[str, str]:
+    """Find other places where a trainable parameter is used: {full name there: its name here}.
+
+    A layer that is used twice needs no alias: it is one place under two names.
+    """
+    names = {id(p): n for n, p in named.items()}
+    places: dict[tuple[int, str], str] = {}
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        for key, value in part.named_parameters(recurse=False, remove_duplicate=False):
+            if id(value) in names:
+                places.setdefault((id(part), key), f"{prefix}.{key}" if prefix else key)
+    found = {place: names[id(_get(module, place))] for place in places.values()}
+    return {place: name for place, name in found.items() if place != name}
+
+
+def _get(module: nn.Module, name: str) -> Tensor:
+    return module.get_parameter(name)
 
 
 def buffers_to(buffers: Buffers, device: torch.device | str) -> Buffers:

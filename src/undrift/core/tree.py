@@ -107,8 +107,12 @@ def replace(record: T, **changes: Any) -> T:
 
 
 def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """Apply `function` leaf by leaf."""
-    return _pytree.tree_map(function, tree, *others)
+    """Apply `function` leaf by leaf; a None stays None."""
+
+    def apply(*values: Any) -> Any:
+        return None if values[0] is None else function(*values)
+
+    return _pytree.tree_map(apply, tree, *others)
 
 
 def leaves(tree: Tree) -> list[Any]:

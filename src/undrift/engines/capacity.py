@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from undrift.core.algorithm import Algorithm
+from undrift.core.algorithm import Algorithm, init_client
 from undrift.core.ops import Pass
+from undrift.core.rule import Sizes
 from undrift.core.task import Batch, Task
-from undrift.core.tree import leaves
+from undrift.core.tree import size_in_floats
 
 log = logging.getLogger("undrift")
 
@@ -45,8 +46,8 @@ def need_of(algo: Algorithm, task: Task, batch: Batch) -> Need:
     with FlopCounterMode(display=False) as counter, saved_tensors_hooks(note, lambda v: v):
         out = task.forward(w.requires_grad_(), buffers, batch.x, run)
         task.mean_loss(out, batch)
-    states = leaves((algo.local.init(w), [r.init_client(w, 1) for r in algo.rules]))
-    vectors = COPIES * w.numel() + 3 * sum(v.numel() for v in states)
+    states = (algo.local.init(w), init_client(algo, w, Sizes(1, 1, 1)))
+    vectors = COPIES * w.numel() + 3 * size_in_floats(states)
     data = batch.x.numel() * batch.x.element_size()
     total = 2 * sum(held.values()) + vectors * w.element_size() + 2 * data
     return Need(float(counter.get_total_flops()), total)

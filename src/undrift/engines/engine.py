@@ -63,7 +63,7 @@ class Outcome(NamedTuple):
     report: Report  # the sum, float64
     rows: Row  # leading axis C, in summing order
     broadcast: Broadcast  # what was sent down
-    personal: tuple[Tree, ...]  # the per-client part of it, leading axis C
+    clients: Client  # what each client had and got, leading axis C
 
 
 class Engine:
@@ -109,7 +109,7 @@ class Engine:
             total.add(ids, reports, accepted)
             rows.append(some)
         joined: Row = tree_map(lambda *v: torch.cat(v), *rows)
-        return Outcome(total.result(), joined, broadcast, clients.notes)
+        return Outcome(total.result(), joined, broadcast, clients)
 
     def after(self, algo: Algorithm, server: Server, work: Assignment) -> tuple[Tree, ...]:
         """Let clients look at the new model: one row per client and rule."""

@@ -49,6 +49,7 @@ def is_sequence(module: nn.Module) -> bool:
     return (
         all(type(p) is nn.Sequential or not list(p.children()) for p in parts)
         and all(type(p).__mro__[0].__module__.startswith(("torch.nn", "undrift")) for p in parts)
+        and all(p.requires_grad for p in module.parameters())
         and len(set(parameters)) == len(parameters)
         and len(set(calls)) == len(calls)
     )

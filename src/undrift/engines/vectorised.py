@@ -206,13 +206,14 @@ class Vectorised(Engine):
 def check_vectorises(task: Task, batch: Batch) -> None:
     """Try one step for two clients at once, so that a module that cannot is named at once."""
     w, buffers = task.initial()
-    key = torch.zeros(2, dtype=torch.int64, device=w.device)
+    key = torch.zeros((), dtype=torch.int64, device=w.device)
 
-    def loss(v: Tensor, key: Tensor) -> Tensor:
+    def loss(v: Tensor, batch: Batch, key: Tensor) -> Tensor:
         return task.mean_loss(task.forward(v, buffers, batch.x, Pass(batch.mask, key, True)), batch)
 
     try:
-        vmap(grad(loss))(w.expand(2, -1).clone(), key)
+        two = tree_map(lambda v: v.expand(2, *v.shape).clone(), (w, batch, key))
+        vmap(grad(loss))(*two)
     except UndriftError:
         raise
     except Exception as error:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from undrift.core.rule import ClientView, Rule, ServerView
+from undrift.core.rule import ClientView, Rule, ServerView, Sizes
 from undrift.core.task import Vec
 from undrift.core.tree import EMPTY, Tree, number, record, static
 
@@ -39,14 +39,14 @@ class Scaffold(Rule):
 
     c_by_size: bool = static(default=False)  # c moves by sum q_i dc_i instead of sum dc_i / N
 
-    def init_client(self, w: Vec, examples: int) -> Tree:
+    def init_client(self, w: Vec, sizes: Sizes) -> Tree:
         return torch.zeros_like(w)  # c_i
 
-    def init_server(self, w: Vec, clients: int) -> Tree:
+    def init_server(self, w: Vec, sizes: Sizes) -> Tree:
         return torch.zeros_like(w)  # c, the mean of c_i over the population
 
-    def resize(self, state: Tree, before: int, after: int) -> Tree:
-        return state * (before / after) if after else state  # a newcomer's c_i is zero
+    def resize(self, state: Tree, before: int, after: int, joined: Tree, left: Tree) -> Tree:
+        return mean_after(state, before, after, joined, left)
 
     def broadcast(self, state: Tree) -> Tree:
         return state
@@ -68,14 +68,14 @@ class ScaffoldGradient(Rule):
 
     c_by_size: bool = static(default=False)
 
-    def init_client(self, w: Vec, examples: int) -> Tree:
+    def init_client(self, w: Vec, sizes: Sizes) -> Tree:
         return torch.zeros_like(w)  # c_i
 
-    def init_server(self, w: Vec, clients: int) -> Tree:
+    def init_server(self, w: Vec, sizes: Sizes) -> Tree:
         return torch.zeros_like(w)  # c
 
-    def resize(self, state: Tree, before: int, after: int) -> Tree:
-        return state * (before / after) if after else state
+    def resize(self, state: Tree, before: int, after: int, joined: Tree, left: Tree) -> Tree:
+        return mean_after(state, before, after, joined, left)
 
     def broadcast(self, state: Tree) -> Tree:
         return state
@@ -91,6 +91,11 @@ class ScaffoldGradient(Rule):
 
     def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
         return update, state + mean_change(view, self.c_by_size)
+
+
+def mean_after(mean: Vec, before: int, after: int, joined: Vec, left: Vec) -> Vec:
+    """Keep c the mean of c_i when clients join (a newcomer's c_i is zero) or leave."""
+    return (before * mean + joined.sum(0) - left.sum(0)) / after
 
 
 def weighed(change: Vec, view: ClientView, by_size: bool) -> Tree:
@@ -111,7 +116,7 @@ class ScaffoldFresh(Rule):
     The server's c is the cohort's mean of c_i, used in the next round.
     """
 
-    def init_server(self, w: Vec, clients: int) -> Tree:
+    def init_server(self, w: Vec, sizes: Sizes) -> Tree:
         return torch.zeros_like(w)  # c
 
     def broadcast(self, state: Tree) -> Tree:
@@ -134,7 +139,7 @@ class ScaffoldFresh(Rule):
 class ScaffoldLiteral(Rule):
     """ComFed algorithm 2 to the letter: c_i <- c first, so the correction is zero (R4)."""
 
-    def init_server(self, w: Vec, clients: int) -> Tree:
+    def init_server(self, w: Vec, sizes: Sizes) -> Tree:
         return torch.zeros_like(w)  # c
 
     def broadcast(self, state: Tree) -> Tree:
@@ -163,11 +168,14 @@ class ScaffoldM(Rule):
 
     needs_path: ClassVar[bool] = True
 
-    def init_client(self, w: Vec, examples: int) -> Tree:
+    def init_client(self, w: Vec, sizes: Sizes) -> Tree:
         return torch.zeros_like(w)  # h_i
 
-    def init_server(self, w: Vec, clients: int) -> Tree:
+    def init_server(self, w: Vec, sizes: Sizes) -> Tree:
         return torch.zeros_like(w)  # h
+
+    def resize(self, state: Tree, before: int, after: int, joined: Tree, left: Tree) -> Tree:
+        return mean_after(state, before, after, joined, left)
 
     def broadcast(self, state: Tree) -> Tree:
         return state

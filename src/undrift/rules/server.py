@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from undrift.core.rule import Rule, ServerView
+from undrift.core.rule import Rule, ServerView, Sizes
 from undrift.core.task import Vec
 from undrift.core.tree import Tree, number, record, static
 
@@ -32,7 +32,7 @@ class ServerMomentum(Rule):
     beta: float = number(default=0.9, low=0, high=1)
     dampening: bool = static(default=False)
 
-    def init_server(self, w: Vec, clients: int) -> Tree:
+    def init_server(self, w: Vec, sizes: Sizes) -> Tree:
         return torch.zeros_like(w)  # v
 
     def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
@@ -104,7 +104,7 @@ class Adaptive(Rule):
     bias_correction: str = static(default="none", choices=tuple(CORRECTIONS))
     eps_inside: bool = static(default=False)
 
-    def init_server(self, w: Vec, clients: int) -> Tree:
+    def init_server(self, w: Vec, sizes: Sizes) -> Tree:
         return Moments(torch.zeros_like(w), torch.zeros_like(w) + self.v0)
 
     def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:

@@ -1,0 +1,42 @@
+"""What a round sends, in floats: counted from what is really there."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from undrift.core.algorithm import Algorithm
+from undrift.core.tree import Tree, size_in_floats
+from undrift.engines.engine import Outcome
+
+
+class Traffic(NamedTuple):
+    """Floats sent to and by all clients of a round together."""
+
+    down: int
+    up: int
+
+    def plus(self, other: Traffic) -> Traffic:
+        """Add two exchanges."""
+        return Traffic(self.down + other.down, self.up + other.up)
+
+
+NOTHING = Traffic(0, 0)
+
+
+def training_traffic(algo: Algorithm, outcome: Outcome) -> Traffic:
+    """Count the exchange around local training, shared probes included."""
+    sent, report, count = outcome.broadcast, outcome.report, len(outcome.rows.steps)
+    shared = [
+        probe
+        for part, probe in zip(algo.parts, outcome.clients.probe, strict=True)
+        if part.shares_probe
+    ]
+    each_down = size_in_floats((sent.w, sent.buffers.floats, sent.notes, sent.cohort))
+    each_up = size_in_floats((report.total, report.uploads, report.buffers[0]))
+    down = each_down * count + size_in_floats(outcome.clients.notes)
+    return Traffic(down, each_up * count + size_in_floats((shared, outcome.rows.notes)))
+
+
+def look_traffic(model: Tree, rows: Tree, clients: int) -> Traffic:
+    """Count the exchange after a round: the new model down, what was measured up."""
+    return Traffic(size_in_floats(model) * clients, size_in_floats(rows))

@@ -1,0 +1,87 @@
+"""Who is enrolled, who takes part in a round, and on which batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from undrift.core.random import Seeds
+from undrift.core.rule import ClientInfo
+from undrift.data import Federation, LocalWork, Population, Sampler
+from undrift.engines.engine import Assignment
+from undrift.engines.sums import summing_order
+from undrift.errors import ConfigError, DataError
+
+Ids = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Roster:
+    """The server's record of its clients."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        sampler: Sampler,
+        work: LocalWork,
+        seeds: Seeds,
+        dtype: torch.dtype,
+        enrolled: Iterable[int] | None,
+    ) -> None:
+        self.federation, self.sampler, self.work = federation, sampler, work
+        self.seeds, self.dtype = seeds, dtype
+        self.enrolled = self.valid(range(federation.num_clients) if enrolled is None else enrolled)
+
+    @property
+    def count(self) -> int:
+        """Count the clients that are enrolled."""
+        return len(self.enrolled)
+
+    def valid(self, ids: Iterable[int]) -> Ids:
+        """Sort ids, refusing those that do not exist."""
+        made = np.array(sorted(set(ids)), dtype=np.int64)
+        if not len(made):
+            raise ConfigError("nobody is enrolled: a federation needs at least one client")
+        wrong = made[(made < 0) | (made >= self.federation.num_clients)]
+        if len(wrong):
+            last = self.federation.num_clients - 1
+            raise DataError(f"no client {wrong[0]}: ids run from 0 to {last}")
+        return made
+
+    def cohort(self, round: int) -> Assignment:
+        """Choose the cohort of a round and its batches."""
+        available = self.federation.available(round)
+        population = Population.of(available[self.enrolled].numpy(), self.enrolled)
+        drawn = self.sampler.sample(self.seeds.run, round, population)
+        chance = dict(zip(drawn.ids.tolist(), drawn.probability.tolist(), strict=True))
+        ids = summing_order(list(chance))
+        clients, sizes = torch.tensor(ids, dtype=torch.int64), available[ids]
+        device = self.federation.device
+        plan = self.work.plan(self.seeds.run, round, clients, sizes, device)
+        info = self._info(clients, sizes, [chance[i] for i in ids], available)
+        return Assignment(clients, info, plan.order, plan.steps.cpu(), sizes, self.seeds.run)
+
+    def everybody(self, round: int) -> Assignment:
+        """List all clients that have data, without any local work."""
+        available = self.federation.available(round)
+        ids = summing_order([i for i in self.enrolled.tolist() if available[i] > 0])
+        clients, sizes = torch.tensor(ids, dtype=torch.int64), available[ids]
+        info = self._info(clients, sizes, [1.0] * len(ids), available)
+        order = torch.zeros(len(ids), 0, 0, dtype=torch.int64, device=self.federation.device)
+        return Assignment(clients, info, order, torch.zeros_like(clients), sizes, self.seeds.run)
+
+    def _info(
+        self, clients: Tensor, sizes: Tensor, chances: list[float], available: Tensor
+    ) -> ClientInfo:
+        """Tell what the record says of each client of a cohort."""
+        held, device = available[self.enrolled].double(), self.federation.device
+
+        def numbers(values: Any) -> Tensor:
+            made = torch.as_tensor(values, dtype=torch.float64).expand(len(clients))
+            return made.to(device, self.dtype)
+
+        share, mean = numbers(sizes / held.sum()), numbers(held.mean())
+        return ClientInfo(clients.to(device), numbers(sizes), numbers(chances), share, mean)

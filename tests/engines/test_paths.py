@@ -1,0 +1,144 @@
+"""The paths of the vectorised engine: plain SGD in place, linear layers that move going back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import undrift as fl
+from undrift.engines import capacity
+from undrift.engines.plain import is_plain, is_sequence
+from undrift.errors import ClientError, ConfigError, TaskError
+
+
+class Net(nn.Module):
+    """Not a sequence: its linear layers may not move during the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x))) + 0.1 * self.first.weight.sum()
+
+
+def shared() -> nn.Module:
+    layer = nn.Linear(6, 6)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(6, 3))
+
+
+MODULES = {
+    "sequence": lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3, bias=False)),
+    "nested": lambda: nn.Sequential(nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, 3)),
+    "own forward": Net,
+    "shared layer": shared,
+    "norms": lambda: nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Dropout(), nn.Linear(5, 3)),
+}
+
+
+def make(module: nn.Module, algorithm: fl.Algorithm, **options: object) -> fl.Trainer:
+    maker = torch.Generator().manual_seed(1)
+    clients = [
+        (torch.randn(n, 6, generator=maker), torch.randint(0, 3, (n,), generator=maker))
+        for n in (9, 4, 12, 7)
+    ]
+    return fl.Trainer(
+        fl.Task(module, dtype=torch.float64),
+        fl.Federation.of(clients),
+        algorithm,
+        work=fl.Work(epochs=2, batch=4),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("name", MODULES)
+def test_moving_in_place_equals_the_general_path(name: str, decay: float) -> None:
+    torch.manual_seed(0)
+    module = MODULES[name]()
+    algorithm = fl.fedavg(local=fl.Sgd(lr=0.2, weight_decay=decay, schedule=fl.Exponential(0.9)))
+    fast, plain = (make(module, algorithm, in_place=choice) for choice in (True, False))
+    for _ in range(3):
+        assert fast.round().loss == pytest.approx(plain.round().loss, abs=1e-12)
+    assert (fast.server.w - plain.server.w).abs().max() < 1e-12
+
+
+def test_only_sequences_of_torchs_own_layers_may_move_going_back() -> None:
+    found = {
+        name: is_sequence(fl.Task(make_module()).module) for name, make_module in MODULES.items()
+    }
+    assert found == {
+        "sequence": True, "nested": True, "own forward": False, "shared layer": False, "norms": True,
+    }  # fmt: skip
+
+
+def test_what_is_plain() -> None:
+    assert is_plain(fl.fedavg())
+    assert is_plain(fl.fedadam())
+    others = [fl.fedprox(), fl.scaffold(), fl.fednova(), fl.fedavg(local=fl.sgd(0.1, 0.9))]
+    assert not any(is_plain(a) for a in [*others, fl.fedavg(local=fl.Sgd(clip=1.0))])
+
+
+def test_big_convolutions_train_one_client_at_a_time_on_a_cpu() -> None:
+    small, big = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 64, 5)
+    cpu = torch.device("cpu")
+    assert capacity.width_for(capacity.Need(1e9, 1), big, cpu, most=50) == 1
+    assert capacity.width_for(capacity.Need(1e5, 1), small, cpu, most=50) is None
+    assert capacity.width_for(capacity.Need(1e9, 1), nn.Linear(3, 4), cpu, most=50) is None
+
+
+def test_a_cohort_that_does_not_fit_is_trained_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make(MODULES["sequence"](), fl.scaffold())
+    whole = make(trainer.task.original, fl.scaffold())
+    batch = trainer.engine.batch(torch.tensor([0]), torch.arange(4)[None])
+    need = capacity.need_of(fl.scaffold(), trainer.task, type(batch)(*(v[0] for v in batch)))
+    monkeypatch.setattr(capacity, "free_bytes", lambda device: int(need.num_bytes * 3))
+    trainer.run(2)
+    monkeypatch.undo()
+    whole.run(2)
+    assert trainer.engine.plan()["chunk"] == 2
+    assert (trainer.server.w - whole.server.w).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("chunk", [0, -1, 2.5, True])
+def test_a_chunk_is_a_whole_number(chunk: object) -> None:
+    with pytest.raises(ConfigError, match="chunk"):
+        make(nn.Linear(6, 3), fl.fedavg(), chunk=chunk)
+
+
+class Picky(nn.Module):
+    """Looks at its data, which a batch of clients cannot do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if x.sum() > 0 else -self.layer(x)
+
+
+def test_a_module_that_cannot_be_vectorised_is_named_and_the_reference_engine_runs_it() -> None:
+    with pytest.raises(TaskError, match="reference"):
+        make(Picky(), fl.fedavg())
+    assert make(Picky(), fl.fedavg(), engine="reference").round().round == 1
+
+
+@fl.record
+class Breaks(fl.Rule):
+    """Fails at the third local step of client 2."""
+
+    def direction(self, g: Tensor, view: fl.ClientView) -> Tensor:
+        if (
+            view.client.id == 2
+            and view.batch.index[0] >= 0
+            and float(view.w.sum()) != float(g.sum())
+        ):
+            raise ZeroDivisionError("deliberate")
+        return g
+
+
+def test_the_reference_engine_names_client_stage_rule_and_step() -> None:
+    trainer = make(nn.Linear(6, 3), fl.Algorithm((Breaks(),)), engine="reference")
+    with pytest.raises(ClientError, match="client 2, stage 'direction', rule 'Breaks', step 0"):
+        trainer.round()

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from undrift.engines.sums import SHARDS, OrderedSum, summing_order
+
+
+def shard_by_shard(rows: dict[int, torch.Tensor]) -> torch.Tensor:
+    """The sum as it is defined: ascending ids within a shard, then shard after shard."""
+    total = torch.zeros(100, dtype=torch.float64)
+    for shard in range(SHARDS):
+        part = torch.zeros(100, dtype=torch.float64)
+        for client in sorted(rows):
+            if client % SHARDS == shard:
+                part += rows[client]
+        total += part
+    return total
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=40, unique=True), st.integers(1, 9))
+def test_the_sum_depends_on_the_ids_alone(ids: list[int], width: int) -> None:
+    maker = torch.Generator().manual_seed(7)
+    rows = {i: torch.randn(100, generator=maker) * 10.0 ** (i % 9) for i in ids}
+    order, total = summing_order(ids), OrderedSum()
+    for start in range(0, len(order), width):
+        some = order[start : start + width]
+        total.add(some, (torch.stack([rows[i] for i in some]), torch.ones(len(some))))
+    summed, count = total.result()
+    assert torch.equal(summed, shard_by_shard(rows))
+    assert count == len(ids)
+
+
+def test_refused_rows_are_not_touched() -> None:
+    total = OrderedSum()
+    total.add([1, 2], {"a": torch.tensor([float("nan"), 3.0])}, accepted=[False, True])
+    assert total.result()["a"] == 3.0
+
+
+def test_shapes_come_back() -> None:
+    total = OrderedSum()
+    total.add([0, 1], (torch.ones(2, 3, 50), torch.ones(2), torch.ones(2, 4), torch.ones(2, 0)))
+    assert [tuple(v.shape) for v in total.result()] == [(3, 50), (), (4,), (0,)]

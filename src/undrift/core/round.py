@@ -235,7 +235,8 @@ def _common_view(
     path = -carry.impulse[0].sum() / lr if algo.needs_path else client.steps
     return ClientView(
         task, broadcast.w, carry.w, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, client.info,
-        client.steps, path, lr, broadcast.round, broadcast.cohort_size, batch, grad_at, output_at, algo.local.decay,
+        client.steps, path, lr, broadcast.round, broadcast.cohort_size, batch, grad_at, output_at,
+        algo.local.decay,
     )  # fmt: skip
 
 

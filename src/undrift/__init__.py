@@ -52,8 +52,7 @@ from undrift.rules import (
     sgd,
 )
 from undrift.trainer import RoundResult, Trainer
-
-__version__ = "0.1.0.dev0"
+from undrift.version import __version__
 
 __all__ = [
     "EMPTY",
@@ -102,6 +101,7 @@ __all__ = [
     "Vec",
     "Weighted",
     "Work",
+    "__version__",
     "catalogue",
     "comfed",
     "fedadagrad",

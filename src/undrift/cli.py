@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from undrift import __version__
 from undrift.errors import UndriftError
 from undrift.rules.named import catalogue
+from undrift.version import __version__
 
 
 def list_algorithms() -> str:

@@ -35,6 +35,7 @@ from undrift.errors import DataError, unknown_name
 from undrift.roster import Roster
 from undrift.state.checkpoint import CheckpointFolder
 from undrift.state.store import ClientStateStore, Place
+from undrift.version import __version__
 
 log = logging.getLogger("undrift")
 
@@ -229,6 +230,7 @@ class Trainer:
     def describe(self) -> dict[str, Any]:
         """Describe everything that decides the numbers, as plain JSON."""
         return {
+            "undrift": __version__,
             "task": describe(self.task),
             "federation": describe(self.federation),
             "algorithm": describe(self.algorithm),

@@ -81,16 +81,16 @@ def check_resumes(place, store, expected, where):
     assert not any(name.startswith(disk.TEMPORARY) for name in left), left
 
 
-def main(place):
+def main(place, *moments):
     warm(place)
-    return {store: die_everywhere(place / store, store) for store in ("device", "file")}
+    return {s: die_everywhere(place / s, s, moments) for s in ("device", "file")}
 
 
-def die_everywhere(place, store):
+def die_everywhere(place, store, moments):
     assert not died(place, store, 0, "before")
     expected = (place / "fingerprint").read_text()
     told, seen = {}, set()
-    for moment in ("before", "half", "after"):
+    for moment in moments:
         n = 1
         while died(place, store, n, moment):
             state = left_behind(place)

@@ -23,7 +23,10 @@ def ask(module, place, *words, hash_seed=None):
     code = f"from reliability import forked, {module}; forked.answer({module}.main)"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code, str(place), *words],
-        env=env, capture_output=True, text=True, timeout=OLD_AGE,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=OLD_AGE,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
+
 from .forked import ask
 
 
-def test_a_run_that_dies_at_any_operation_ends_as_if_it_had_not(tmp_path):
-    told = ask("crashing", tmp_path)
-    for store in ("device", "file"):  # before, after and, where bytes are written, amid each
-        assert told[store]["before"] == told[store]["after"] >= 40, told
-        assert told[store]["half"] >= 25 and told[store]["states"] >= 40, told
+def test_a_run_that_dies_before_or_amid_any_operation_ends_as_if_it_had_not(tmp_path):
+    told = ask("crashing", tmp_path, "before", "half")
+    for store in ("device", "file"):
+        assert told[store]["before"] >= 40 and told[store]["half"] >= 25, told
+        assert told[store]["states"] >= 40, told
+
+
+@pytest.mark.slow  # nearly the same bytes on the disk as before the next operation
+def test_a_run_that_dies_after_any_operation_ends_as_if_it_had_not(tmp_path):
+    told = ask("crashing", tmp_path, "after")
+    assert told["device"]["after"] >= 40 and told["file"]["after"] >= 50, told

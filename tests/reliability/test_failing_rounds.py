@@ -77,6 +77,7 @@ def test_a_failure_after_some_clients_have_trained_changes_nothing(tmp_path, sto
     assert_same_bits(everything(run), everything(whole))
 
 
+@pytest.mark.xfail(strict=True, reason="Trainer.round sets self.server before it is done")
 def test_a_failure_in_the_first_round_changes_nothing_even_where_clients_have_looked():
     run = trainer(Algorithm((EveryHook(), Failing())))
     before = everything(run)
@@ -116,6 +117,7 @@ def same(a, b):
     return all(raw(a[n]) == raw(b[n]) for n in a)
 
 
+@pytest.mark.xfail(strict=True, reason="rows are committed before the server is")
 def test_an_interrupt_between_any_two_lines_leaves_the_round_done_or_not_done(tmp_path):
     run = trainer()
     run.run(2)

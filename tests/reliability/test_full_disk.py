@@ -36,7 +36,10 @@ def room_for(patch, name, real, room):
 @pytest.mark.parametrize("store", ["device", "file"])
 def test_a_save_on_a_full_disk_changes_nothing(tmp_path, monkeypatch, store):
     run = train(trainer(**stored(store, tmp_path)), tmp_path / "run", 2)
-    before, size = hashes(tmp_path / "run"), (tmp_path / "run/round-00000002.undrift").stat().st_size
+    before, size = (
+        hashes(tmp_path / "run"),
+        (tmp_path / "run/round-00000002.undrift").stat().st_size,
+    )
     for k in range(20):
         run.round()
         room_for(monkeypatch, "_os_write", os.write, k * size // 20)

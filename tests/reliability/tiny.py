@@ -31,9 +31,7 @@ def network(width=8):
     """Make the same MLP every time; the global generator stays as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
-        return nn.Sequential(
-            nn.Linear(4, width), nn.Tanh(), nn.Dropout(0.3), nn.Linear(width, 3)
-        )
+        return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Dropout(0.3), nn.Linear(width, 3))
 
 
 def trainer(algorithm="scaffold", *, dtype=torch.float32, clients=CLIENTS, **settings):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import fields, is_dataclass
+from types import CodeType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from undrift.core.task import Task
 from undrift.data.federation import Federation
@@ -39,10 +40,36 @@ def describe(value: Any) -> Any:
     return _named(value)
 
 
-def _named(value: Any) -> str:
-    """Name a function, a class or an object of somebody else's class."""
-    kind = value if hasattr(value, "__qualname__") else type(value)
-    return f"{kind.__module__}.{kind.__qualname__}"
+def _named(value: Any) -> Any:
+    """Name a function by its code, an object of somebody else's class by what it holds."""
+    if isinstance(value, nn.Module):
+        return {"use": repr(value), "settings": _plain(vars(value)), "digest": _tensors(value)}
+    if hasattr(value, "__code__"):
+        return {"use": f"{value.__module__}.{value.__qualname__}", "code": _code(value.__code__)}
+    if hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    return {"use": name, "settings": _plain(getattr(value, "__dict__", {}))}
+
+
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """Keep the settings that are plain values."""
+    kinds = (bool, int, float, str, tuple, list)
+    return {n: describe(v) for n, v in settings.items() if isinstance(v, kinds)}
+
+
+def _code(code: CodeType) -> str:
+    """Digest what a function does, not where it stands."""
+    made = hashlib.blake2b(code.co_code, digest_size=8)
+    for constant in code.co_consts:
+        known = _code(constant) if isinstance(constant, CodeType) else repr(constant)
+        made.update(known.encode())
+    made.update(repr(code.co_names).encode())
+    return made.hexdigest()
+
+
+def _tensors(module: nn.Module) -> str:
+    return digest(*module.parameters(), *module.buffers())
 
 
 def _array(value: Tensor) -> Any:
@@ -63,11 +90,13 @@ def digest(*values: Tensor) -> str:
 def _task(task: Task) -> dict[str, Any]:
     shapes = {n: list(s) for n, s in zip(task.names, task.shapes, strict=True)}
     frozen = [p for p in task.module.parameters() if not p.requires_grad]
+    moving = {*task.float_buffers, *task.counter_names}
+    fixed = [b for n, b in task.module.named_buffers() if n not in moving]
     return {
         "parameters": shapes,
         "module": str(task.original),
-        "frozen": digest(*frozen),
-        "loss": task.loss_name,
+        "frozen": digest(*frozen, *fixed),
+        "loss": describe(task.loss),
         "metrics": sorted(task.metrics),
         "feature": task.feature,
         "dtype": str(task.dtype),

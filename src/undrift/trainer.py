@@ -31,10 +31,10 @@ from undrift.describe import describe
 from undrift.engines import ENGINES
 from undrift.engines.engine import Assignment, Engine
 from undrift.engines.traffic import NOTHING, Traffic, look_traffic, training_traffic
-from undrift.errors import DataError, unknown_name
+from undrift.errors import CorruptCheckpoint, DataError, unknown_name
 from undrift.roster import Roster
-from undrift.state.checkpoint import CheckpointFolder
-from undrift.state.store import ClientStateStore, Place
+from undrift.state.checkpoint import Checkpoint, CheckpointFolder
+from undrift.state.store import ClientStateStore, Place, Visible
 from undrift.version import __version__
 
 log = logging.getLogger("undrift")
@@ -51,6 +51,14 @@ class RoundResult(NamedTuple):
     floats_down: int  # sent to the cohort, in all
     floats_up: int
     seconds: float
+
+
+class Present(NamedTuple):
+    """What changes from round to round, all of it at once."""
+
+    server: Server
+    rounds: int
+    rows: Visible  # which client states belong to it
 
 
 class Trainer:
@@ -81,7 +89,7 @@ class Trainer:
     ) -> None:
         if engine not in ENGINES:
             raise unknown_name("engine", engine, list(ENGINES), "Trainer")
-        self.algorithm, self.rounds_done = algorithm, 0
+        self.algorithm = algorithm
         self.seeds = seed if isinstance(seed, Seeds) else Seeds.of(seed)
         self.task = task.to(device)
         self.federation = federation.to(device, task.dtype)
@@ -98,14 +106,25 @@ class Trainer:
         sizes = Sizes(federation.num_clients, federation.max_size, features)
         w, buffers = self.task.initial()
         template = init_client(algorithm, w, sizes)
-        self.server = init_server(algorithm, w, buffers, sizes)
         self.store = ClientStateStore(
             template, dtype=task.dtype, device=device, place=state, path=state_path
         )
         self.engine: Engine = ENGINES[engine](self.task, self.federation, self.store, **options)
+        start = init_server(algorithm, w, buffers, sizes)
+        self._present = Present(start, 0, self.store.visible)
         self._described = {"engine": engine, "state": state}
         self._folders: dict[Path, CheckpointFolder] = {}
         self._tables: dict[int, dict[str, Tensor]] = {}  # rows that kept checkpoints refer to
+
+    @property
+    def server(self) -> Server:
+        """The server as it is after the last completed round."""
+        return self._present.server
+
+    @property
+    def rounds_done(self) -> int:
+        """Rounds completed."""
+        return self._present.rounds
 
     # -- training ----------------------------------------------------------------------------
     def round(self) -> RoundResult:
@@ -122,11 +141,10 @@ class Trainer:
                 algo, server, outcome.report, outcome.rows, ids, self.roster.count
             )
             server, last = self._look(server, cohort)
-            self.store.commit()
-        except BaseException:
-            self.store.rollback()
-            raise
-        self.server, self.rounds_done = server, self.rounds_done + 1
+            # one assignment: an interrupt leaves the round done or not done, never in between
+            self._present = Present(server, self.rounds_done + 1, self.store.merged())
+        finally:
+            self.store.show(self._present.rows)
         sent = training_traffic(algo, outcome).plus(first).plus(last)
         return self._result(cohort.ids, outcome.rows, sent, time.perf_counter() - started)
 
@@ -181,9 +199,8 @@ class Trainer:
         before, after = set(self.enrolled), self.roster.valid(wanted)
         joined = self.store.gather(sorted(wanted - before))
         left = self.store.gather(sorted(before - wanted))
-        self.server = resize_server(
-            self.algorithm, self.server, len(before), len(after), joined, left
-        )
+        server = resize_server(self.algorithm, self.server, len(before), len(after), joined, left)
+        self._present = self._present._replace(server=server)
         self.roster.enrolled = after
 
     # -- reading back ------------------------------------------------------------------------
@@ -243,34 +260,54 @@ class Trainer:
     def save(self, folder: Path | str | CheckpointFolder) -> Path:
         """Write a checkpoint: atomic, checksummed; the previous one is kept too."""
         place = self._folder(folder)
+        self.store.claim(place.path)
         self.store.seal()  # rows must be durable before a checkpoint refers to them
         rows, rows_meta = self.store.snapshot()
         tensors = {f"server.{n}": v for n, v in named_leaves(self.server).items()}
         tensors |= {f"clients.{n}": v for n, v in rows.items()}
         tensors["enrolled"] = torch.from_numpy(self.roster.enrolled)
         meta = {"clients": rows_meta, "plan": self.engine.plan()}
+        # protected first: a save that fails late may have left a whole checkpoint behind
+        self._protect({**self._tables, self.rounds_done: _light(rows)})
         path = place.save(self.rounds_done, tensors, meta, self.describe())
-        self._keep(place, {self.rounds_done: rows})
+        self._protect(dict(sorted(self._tables.items())[-place.keep :]))
         return path
 
     def load(self, folder: Path | str | CheckpointFolder) -> bool:
-        """Go on from the newest checkpoint; False if there is none.
+        """Go on from the newest checkpoint whose client states are whole; False if there is none.
 
         A checkpoint of another experiment is refused, with the difference.
         """
         place = self._folder(folder)
-        found = place.load(self.describe())
-        if found is None:
+        self.store.claim(place.path)
+        newest = place.load(self.describe())
+        if newest is None:
             return False
-        server = _part(found.tensors, "server.")
-        values = [server[n].to(self.engine.device) for n in named_leaves(self.server)]
-        self.store.restore(_part(found.tensors, "clients."), found.meta["clients"])
-        self._keep(place, {c.round: _part(c.tensors, "clients.") for c in place.kept()})
-        self.server = rebuild(structure(self.server), values)
-        self.roster.enrolled = found.tensors["enrolled"].numpy()
-        self.rounds_done = found.round
-        self.engine.use_plan(found.meta["plan"])
+        kept = [c for c in place.kept() if c.round <= newest.round]
+        self._adopt(self._first_whole(kept))
+        self._protect({c.round: _light(_part(c.tensors, "clients.")) for c in kept})
         return True
+
+    def _first_whole(self, kept: Sequence[Checkpoint]) -> Checkpoint:
+        """Restore the client states of the newest checkpoint that has them all."""
+        for number, found in enumerate(kept, 1):
+            try:
+                rows = _part(found.tensors, "clients.")
+                self.store.restore(rows, found.meta["clients"])
+                return found
+            except CorruptCheckpoint as error:
+                if number == len(kept):
+                    raise
+                log.warning("round %d cannot be resumed: %s", found.round, error)
+        raise AssertionError("load() found a checkpoint, so at least one is kept")
+
+    def _adopt(self, found: Checkpoint) -> None:
+        saved = _part(found.tensors, "server.")
+        values = [saved[n].to(self.engine.device) for n in named_leaves(self.server)]
+        server = rebuild(structure(self.server), values)
+        self._present = Present(server, found.round, self.store.visible)
+        self.roster.enrolled = found.tensors["enrolled"].numpy()
+        self.engine.use_plan(found.meta["plan"])
 
     def _folder(self, folder: Path | str | CheckpointFolder) -> CheckpointFolder:
         """Find the folder again: it remembers what this run has saved and loaded."""
@@ -278,14 +315,15 @@ class Trainer:
             return folder
         return self._folders.setdefault(Path(folder).resolve(), CheckpointFolder(Path(folder)))
 
-    def _keep(self, place: CheckpointFolder, tables: dict[int, dict[str, Tensor]]) -> None:
-        """Protect the rows that kept checkpoints refer to."""
-        light = {
-            r: {n: t for n, t in rows.items() if n in ("ids", "slots")}
-            for r, rows in tables.items()
-        }
-        self._tables = dict(sorted({**self._tables, **light}.items())[-place.keep :])
-        self.store.retain(self._tables.values())
+    def _protect(self, tables: dict[int, dict[str, Tensor]]) -> None:
+        """Keep the rows that these checkpoints refer to."""
+        self._tables = tables
+        self.store.retain(tables.values())
+
+
+def _light(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Leave out what protection does not need: in memory, the rows themselves."""
+    return {n: t for n, t in rows.items() if n in ("ids", "slots")}
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

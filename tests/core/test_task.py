@@ -113,13 +113,7 @@ def test_vector_and_names_undo_each_other():
         task.flat({n: v for n, v in task.named(w).items() if n != "2.bias"})
 
 
-FUSED = "core/linear.py: the fused step takes a frozen, unbatched weight for a client's own"
-
-
-@pytest.mark.parametrize(
-    "in_place",
-    [False, pytest.param(True, marks=pytest.mark.xfail(raises=RuntimeError, reason=FUSED))],
-)
+@pytest.mark.parametrize("in_place", [False, True])
 def test_frozen_parameters_stay_out_and_unchanged(in_place):
     net, (x, y) = _net(), _data()
     for p in net[0].parameters():

@@ -88,7 +88,6 @@ def test_stack_and_unstack_undo_each_other():
     assert [float(p.a) for p in back] == [0.1, 0.2, 0.3]
 
 
-@pytest.mark.xfail(raises=RuntimeError, reason="stack() fails on None, which Sgd.clip is")
 def test_whole_algorithms_stack():
     stacked = stack([fedyogi(lr=0.1), fedyogi(lr=0.2)])
     assert stacked.local.lr.tolist() == [0.1, 0.2]

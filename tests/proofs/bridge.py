@@ -111,13 +111,11 @@ def trainer_of(
     **options: Any,
 ) -> fl.Trainer:
     """Train the world's clients on exactly these batches."""
-    # The first round plans work for everybody, also for those who do not take part.
-    absent = {(0, i): [[0]] for i, (x, _) in enumerate(world.data) if len(x)}
     return fl.Trainer(
         task_of(world),
         fl.Federation.of(world.data),
         algorithm,
-        work=fl.ExplicitWork({**absent, **batches}),
+        work=fl.ExplicitWork(batches),
         sampler=fl.Explicit(participants),
         **options,
     )

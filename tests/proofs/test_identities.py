@@ -90,7 +90,7 @@ class PathSpy(fl.Rule):
 
     needs_path = True
 
-    def init_client(self, w, examples):
+    def init_client(self, w, sizes):
         return {"path": w.new_zeros(()), "delta": torch.zeros_like(w)}
 
     def finish(self, delta, view):
@@ -253,7 +253,7 @@ def test_i8_the_mean_is_over_those_who_are_enrolled(mlp, build):
     (name,) = trainer.server_state()
 
     def error() -> float:
-        rows = [trainer.client_state(i)[name] for i in trainer.enrolled.tolist()]
+        rows = [trainer.client_state(i)[name] for i in trainer.enrolled]
         return float((trainer.server_state()[name] - sum(rows) / len(rows)).abs().max())
 
     trainer.round()
@@ -270,10 +270,10 @@ def test_i8_the_mean_is_over_those_who_are_enrolled(mlp, build):
 class Shifted(fl.Scaffold):
     """SCAFFOLD whose variates start at a common vector."""
 
-    def init_client(self, w, examples):
+    def init_client(self, w, sizes):
         return torch.zeros_like(w) + 2.5
 
-    def init_server(self, w, clients):
+    def init_server(self, w, sizes):
         return torch.zeros_like(w) + 2.5
 
 
@@ -357,10 +357,9 @@ def test_i31_a_large_tau_turns_adaptivity_off(kind, name):
     b = unequal(world)
     plain = run(world, SOME5, b, fl.fedavg(local=local_of(SGD)))
     momentum = run(world, SOME5, b, fl.fedavgm(beta=0.6, server_lr=0.4, local=local_of(SGD)))
-    for size in (1e8, 1e9):
-        for beta1, other in ((0.0, plain), (0.6, momentum)):
-            algo = adaptive(kind, SGD, lr=size, tau=size, beta1=beta1)
-            below(f"I-31 T {size:.0e}", gap(run(world, SOME5, b, algo), other), 1 / size)
+    for beta1, other in ((0.0, plain), (0.6, momentum)):
+        algo = adaptive(kind, SGD, lr=1e8, tau=1e8, beta1=beta1)
+        below("I-31 T 1e8", gap(run(world, SOME5, b, algo), other), 1e-8)
     algo = adaptive(kind, SGD, lr=1.0, tau=1.0, beta1=0.0)
     above("I-31 T 1", gap(run(world, SOME5, b, algo), plain), 1e-3)
 

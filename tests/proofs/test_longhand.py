@@ -21,7 +21,7 @@ from longhand.control import scaffold, scaffold_m
 from longhand.local import Local, Trajectory
 from longhand.servers import fedavgm, fedopt
 from longhand.worlds import World, epoch_batches, step_batches
-from proofs.bridge import Names, distance, local_of, run, trainer_of
+from proofs.bridge import Names, distance, local_of, run
 from undrift.engines import engine as engine_module
 from undrift.rules import compat
 
@@ -372,14 +372,6 @@ def test_adaptive_names_are_server_optimizers_on_fedavg():
 
 
 # ---- open faults ---------------------------------------------------------------------------------
-
-
-def test_batches_of_absent_clients_need_not_be_given():
-    world = WORLDS["regression"]()
-    batches = epoch_batches(world, [[0, 3]], 6)
-    trainer = trainer_of(world, [[0, 3]], batches, fl.scaffold())
-    trainer.work = fl.ExplicitWork(batches)
-    assert trainer.round().ids == [0, 3]
 
 
 def test_standard_bias_correction_counts_the_steps_that_the_server_took():

@@ -10,8 +10,8 @@ from undrift.core.tree import EMPTY
 calls = []
 
 
-@dataclass
-class NotFrozen(Rule):
+@dataclass(frozen=True)
+class OnlyDataclass(Rule):
     mu: float = 0.1
 
 
@@ -51,7 +51,7 @@ class ChangesGradient(Rule):
 
 @record
 class ChangesServerState(Rule):
-    def init_server(self, w, clients):
+    def init_server(self, w, sizes):
         return {"m": torch.zeros_like(w)}
 
     def server(self, update, state, view):
@@ -96,7 +96,7 @@ class BranchesOnNumber(Rule):
 
 @record
 class StateGrows(Rule):
-    def init_client(self, w, examples):
+    def init_client(self, w, sizes):
         return w.new_zeros(1)
 
     def finish(self, delta, view):
@@ -105,7 +105,7 @@ class StateGrows(Rule):
 
 @record
 class ServerStateGrows(Rule):
-    def init_server(self, w, clients):
+    def init_server(self, w, sizes):
         return w.new_zeros(1)
 
     def server(self, update, state, view):
@@ -152,6 +152,17 @@ class CountsPadding(Rule):
 
     def server(self, update, state, view):
         return update * view.upload / view.count, state
+
+
+@record
+class DividesByCohort(Rule):
+    shares_probe = True
+
+    def probe(self, view):
+        return view.grad_at(view.w0)
+
+    def direction(self, g, view):
+        return g / view.cohort.norm()
 
 
 @record

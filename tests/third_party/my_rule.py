@@ -14,7 +14,7 @@ class ClientMomentum(Rule):
 
     alpha: float = number(default=0.1, low=0, high=1, open=True)
 
-    def init_server(self, w, clients):
+    def init_server(self, w, sizes):
         return torch.zeros_like(w)  # the direction per local step
 
     def broadcast(self, state):
@@ -31,13 +31,24 @@ class ClientMomentum(Rule):
 
 
 @record
+class HeadFirst(Rule):
+    """Train the last layer alone in the first round; it tells parameters apart by name."""
+
+    def direction(self, g, view):
+        names = view.task.named(g)
+        last = names.keys() - [n for n in names if n.startswith("0.")]
+        kept = torch.cat([v.reshape(-1) * float(n in last) for n, v in names.items()])
+        return torch.where(view.round == 0, kept, g)
+
+
+@record
 class CappedPull(Rule):
     """Pull towards the own last model, by a force of at most `cap`; keeps one vector per client."""
 
     strength: float = number(default=0.1, low=0)
     cap: float = number(default=0.05, low=0)
 
-    def init_client(self, w, examples):
+    def init_client(self, w, sizes):
         return {"last": torch.zeros_like(w), "met": w.new_zeros(())}
 
     def direction(self, g, view):

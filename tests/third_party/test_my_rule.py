@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from third_party import bad_rules as bad
-from third_party.my_rule import CappedPull, ClientMomentum
+from third_party.my_rule import CappedPull, ClientMomentum, HeadFirst
 from undrift import (
     Algorithm,
     Federation,
@@ -30,7 +30,7 @@ from undrift.testing import (
 )
 
 
-@pytest.mark.parametrize("rule", [ClientMomentum(0.1), CappedPull()], ids=lambda r: repr(r))
+@pytest.mark.parametrize("rule", [ClientMomentum(0.1), CappedPull(), HeadFirst()], ids=repr)
 def test_a_strangers_rule_passes(rule: Rule) -> None:
     check_rule(rule)
 
@@ -57,7 +57,7 @@ def test_it_works_beside_nova_and_momentum() -> None:
 
 
 BAD = [
-    (bad.NotFrozen(), "NotFrozen is not a record: write @record"),
+    (bad.OnlyDataclass(), "OnlyDataclass is not a record: write @record"),
     (bad.NotDecorated(), "NotDecorated is not a record: write @record"),
     (bad.HasText(), r"HasText\.kind = 'adam' is not a number: declare it `static"),
     (bad.WritesOnItself(), r"WritesOnItself\.direction writes on itself"),
@@ -77,6 +77,7 @@ BAD = [
     (bad.ForgetsUpload(), r"ForgetsUpload\.finish must return 3 values"),
     (bad.DividesByZero(), r"DividesByZero\.direction returns NaN or infinity"),
     (bad.CountsPadding(), r"CountsPadding: server\.w is .* away .* \(engines\)"),
+    (bad.DividesByCohort(), r"DividesByCohort\.direction gives NaN where every state is zero"),
     (bad.DependsOnOrder(), r"DependsOnOrder: the model depends on the order of clients"),
 ]
 

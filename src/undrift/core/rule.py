@@ -77,6 +77,7 @@ class ServerView(NamedTuple):
     round: Tensor
 
 
+@record
 class Rule:
     """One mechanism: a client half and a server half, both pure.  Override what you need."""
 

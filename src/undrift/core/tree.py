@@ -156,15 +156,17 @@ def stack(trees: Sequence[T]) -> T:
             raise ConfigError(
                 f"cannot stack {structure(tree)} with {first}: their structures differ"
             )
-    stacked: T = tree_map(
-        lambda *v: torch.stack([torch.as_tensor(x, dtype=_number_type(x)) for x in v]), *trees
-    )
+    stacked: T = tree_map(lambda *v: torch.stack([_as_number(x) for x in v]), *trees)
     return stacked
 
 
-def _number_type(x: Any) -> torch.dtype | None:
-    # float64 keeps a hyper-parameter as exact as the Python number it replaces.
-    return torch.float64 if isinstance(x, float) else None
+def _as_number(x: Any) -> Tensor:
+    if isinstance(x, Tensor):
+        return x
+    if isinstance(x, int | float):
+        # float64 keeps a hyper-parameter as exact as the Python number it replaces.
+        return torch.tensor(x, dtype=torch.float64 if isinstance(x, float) else None)
+    raise ConfigError(f"cannot stack {x!r}: it is no number; make its class a record")
 
 
 def unstack(tree: T, size: int) -> list[T]:

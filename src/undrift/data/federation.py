@@ -138,12 +138,13 @@ class Federation:
     def rows(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Look up row ids: ids [C], positions [C, ...] within each client's own examples.
 
-        A position of -1 gives row 0, which the caller masks.
+        A position of -1 gives the client's own first row, which the caller masks: whatever one
+        client's examples do to a model cannot touch another.
         """
         starts = self.offsets[ids].view(-1, *[1] * (positions.dim() - 1))
-        pad = positions < 0
-        # Masked before the look-up as well: an empty last client starts past the end.
-        return torch.where(pad, 0, self.members[torch.where(pad, 0, starts + positions)])
+        # an empty last client starts past the end
+        places = (starts + positions.clamp(min=0)).clamp(max=len(self.members) - 1)
+        return self.members[places]
 
     def available(self, round: int) -> Tensor:
         """Count the examples that each client may use in a round: [N], on the CPU."""

@@ -22,6 +22,7 @@ log = logging.getLogger("undrift")
 # Measured by benchmarks/cohort.py --plans: below this much work in a batch's forward pass, calling
 # one client after the other costs more than grouped convolutions lose.
 ALONE = 4e7
+SIDE_BY_SIDE = 2e8  # operations in the cohort's forward pass from which a second thread pays
 COPIES = 6  # vectors [P] per client in a local step: model, gradient, correction and temporaries
 
 
@@ -53,14 +54,22 @@ def need_of(algo: Algorithm, task: Task, batch: Batch) -> Need:
     return Need(float(counter.get_total_flops()), total)
 
 
-def width_for(need: Need, module: nn.Module, device: torch.device, most: int) -> int | None:
+def workers_for(need: Need, device: torch.device, cohort: int) -> int:
+    """Choose how many chunks to train side by side: as many as torch may use threads."""
+    worth = device.type == "cpu" and need.operations * cohort > SIDE_BY_SIDE
+    return min(torch.get_num_threads(), cohort) if worth else 1
+
+
+def width_for(
+    need: Need, module: nn.Module, device: torch.device, most: int, workers: int = 1
+) -> int | None:
     """Choose how many clients to train at a time; None is everybody.
 
     `most` is the largest cohort there can be.
     """
     if device.type == "cpu" and need.operations > ALONE and has_convolution(module):
         return 1
-    fits = max(1, int(free_bytes(device) * 0.7 / need.num_bytes))
+    fits = max(1, int(free_bytes(device) * 0.7 / need.num_bytes / workers))
     if fits >= most:
         return None
     log.info(

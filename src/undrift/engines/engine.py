@@ -26,7 +26,7 @@ from undrift.core.algorithm import (
 )
 from undrift.core.rule import ClientInfo
 from undrift.core.task import Batch, Task
-from undrift.core.tree import EMPTY, Tree, tree_map
+from undrift.core.tree import EMPTY, Tree, leaves, tree_map
 from undrift.data.federation import Federation
 from undrift.engines.sums import OrderedSum
 from undrift.state.store import ClientStateStore
@@ -159,16 +159,18 @@ def _fetch(values: Tensor, rows: Tensor) -> Tensor:
 
 
 def cohort_mean(algo: Algorithm, probes: tuple[Tree, ...], work: Assignment) -> tuple[Tree, ...]:
-    """Average the probes that are shared, weighted by size, in summing order."""
+    """Average the probes that are shared, by size; what is not finite is left out."""
 
     def mean(probe: Tree) -> Tree:
-        total, size = OrderedSum(), work.info.size
-        total.add(work.ids, tree_map(lambda v: by_client(size, v) * v, probe))
-        weight = size.double().sum()
+        size, rows = work.info.size, [v.reshape(len(v), -1) for v in leaves(probe)]
+        sound = torch.isfinite(torch.cat(rows, 1)).all(1)
+        total = OrderedSum()
+        total.add(work.ids, tree_map(lambda v: by_client(size, v) * v, probe), sound.tolist())
+        weight = size.double()[sound].sum()
         return tree_map(lambda v, like: (v / weight).to(like.dtype), total.result(), probe)
 
     pairs = zip(algo.parts, probes, strict=True)
-    return tuple(mean(probe) if p.shares_probe and probe != () else EMPTY for p, probe in pairs)
+    return tuple(mean(probe) if p.shares_probe and leaves(probe) else EMPTY for p, probe in pairs)
 
 
 def by_client(values: Tensor, like: Tensor) -> Tensor:

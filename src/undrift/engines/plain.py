@@ -68,6 +68,7 @@ class PlainSteps:
     def __init__(self, task: Task, algo: Algorithm, broadcast: Broadcast, together: bool) -> None:
         self.task, self.algo, self.broadcast, self.together = task, algo, broadcast, together
         self.fused = together and is_sequence(task.module)
+        self.moved = _linear_names(task.module) if self.fused else set()
 
     def start(self, clients: Client) -> Carry:
         """Give every client its own row of parameters."""
@@ -89,9 +90,8 @@ class PlainSteps:
 
         loss, scores, buffers = self._map(losses, parts, (carry.buffers, batch, keys))
         loss.sum().backward()
-        for part in parts.values():
-            if part.grad is not None:  # None where the backward pass has moved it already
-                _descend(part.data, part.grad, how)
+        for name in parts.keys() - self.moved:
+            _descend(parts[name].data, parts[name].grad, how)
         total = {n: carry.scores[n] + s.detach() for n, s in scores.items()}
         buffers = tree_map(lambda v: v.detach(), buffers)
         return carry._replace(buffers=buffers, loss=carry.loss + loss.detach(), scores=total)
@@ -111,10 +111,18 @@ class PlainSteps:
         return tree_map(lambda v: v[None], made)
 
 
-def _descend(w: Tensor, g: Tensor, how: Descent) -> None:
+def _linear_names(module: nn.Module) -> set[str]:
+    """Name the parameters that move in the backward pass."""
+    layers = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.Linear)]
+    own = [(n, k) for n, m in layers for k, _ in m.named_parameters(recurse=False)]
+    return {f"{n}.{k}" if n else k for n, k in own}
+
+
+def _descend(w: Tensor, g: Tensor | None, how: Descent) -> None:
     if how.keep != 1:
-        w.mul_(how.keep)
-    w.sub_(g, alpha=how.lr)
+        w.mul_(how.keep)  # a parameter that the pass does not use decays all the same
+    if g is not None:
+        w.sub_(g, alpha=how.lr)
 
 
 __all__ = ["PlainSteps", "is_plain", "is_sequence"]

@@ -6,6 +6,7 @@ shrinks as clients finish.  A cohort that does not fit is trained in chunks.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -26,9 +27,10 @@ from undrift.core.round import (
 from undrift.core.task import Batch, Task
 from undrift.core.tree import Tree, leaves, tree_map
 from undrift.data.federation import Federation
-from undrift.engines.capacity import need_of, width_for
+from undrift.engines.capacity import need_of, width_for, workers_for
 from undrift.engines.engine import Assignment, Engine, mean_rows
 from undrift.engines.plain import PlainSteps, is_plain
+from undrift.engines.workers import in_order
 from undrift.errors import ConfigError, TaskError, UndriftError
 from undrift.state.store import ClientStateStore
 
@@ -72,13 +74,15 @@ class Vectorised(Engine):
         store: ClientStateStore,
         *,
         chunk: int | None = None,
+        workers: int | None = None,
         in_place: bool = True,
     ) -> None:
         super().__init__(task, federation, store)
-        if chunk is not None and (isinstance(chunk, bool) or int(chunk) != chunk or chunk < 1):
-            raise ConfigError(f"chunk must be a whole number of clients, at least 1, got {chunk!r}")
-        self.in_place, self.chunk = in_place, chunk
-        self._decided = chunk is not None
+        _check_count("chunk", chunk)
+        _check_count("workers", workers)
+        self.in_place, self.chunk, self.workers = in_place, chunk, workers
+        self._decided = False
+        self._crew: list[Vectorised] = []
         check_vectorises(task, self._first_batch())
 
     def _first_batch(self) -> Batch:
@@ -89,35 +93,50 @@ class Vectorised(Engine):
 
     def plan(self) -> dict[str, Any]:
         """Give the choices that decide rounding."""
-        return {"chunk": self.chunk, "decided": self._decided, "in_place": self.in_place}
+        made = {"chunk": self.chunk, "workers": self.workers, "in_place": self.in_place}
+        return {**made, "decided": self._decided}
 
     def use_plan(self, plan: dict[str, Any]) -> None:
         """Repeat the choices of a recorded run."""
-        self.chunk, self._decided = plan["chunk"], plan["decided"]
-        self.in_place = plan["in_place"]
+        self.chunk, self.workers = plan["chunk"], plan["workers"]
+        self.in_place, self._decided = plan["in_place"], plan["decided"]
 
     def _decide(self, algo: Algorithm, work: Assignment) -> None:
-        """Choose the chunk once, by what one client needs."""
-        if not self._decided and work.order.numel():
-            batch: Batch = _rows(self.batch(work.info.id[:1], work.order[:1, 0]), 0)
-            need = need_of(algo, self.task, batch)
+        """Choose chunk and workers once, by what one client needs."""
+        if self._decided or not work.order.numel():
+            return
+        batch: Batch = _rows(self.batch(work.info.id[:1], work.order[:1, 0]), 0)
+        need = need_of(algo, self.task, batch)
+        if self.workers is None:
+            self.workers = workers_for(need, self.device, len(work.ids))
+        if self.chunk is None:
             most = self.federation.num_clients
-            self.chunk = width_for(need, self.task.module, self.device, most)
-            self._decided = True
+            self.chunk = width_for(need, self.task.module, self.device, most, self.workers)
+        self._decided = True
 
     def run_clients(
         self, algo: Algorithm, broadcast: Broadcast, clients: Client, work: Assignment
     ) -> Iterator[tuple[list[int], tuple[Tree, ...], Report, Row]]:
-        """Train chunk after chunk."""
-        for part in self._chunks(algo, work):
-            some: Client = tree_map(lambda v, part=part: v[part], clients)
+        """Train chunk after chunk, or several side by side."""
+
+        def train(worker: Vectorised, part: slice) -> tuple[list[int], Any, Any, Any]:
             own = work.part(part)
-            yield own.ids, *self._train(algo, broadcast, some, own)
+            return own.ids, *worker._train(algo, broadcast, _rows(clients, part), own)
+
+        yield from in_order(train, self._chunks(algo, work), self._hire())
+
+    def _hire(self) -> list[Vectorised]:
+        """Give each worker a module of its own: one must not serve two passes at once."""
+        while len(self._crew) < (self.workers or 1):
+            worker = copy.copy(self)
+            worker.task = self.task.clone() if self._crew else self.task
+            self._crew.append(worker)
+        return self._crew
 
     def _chunks(self, algo: Algorithm, work: Assignment) -> list[slice]:
         self._decide(algo, work)
-        count = len(work.ids)
-        width = self.chunk or count
+        count, workers = len(work.ids), self.workers or 1
+        width = min(self.chunk or count, -(-count // workers))
         return [slice(i, min(i + width, count)) for i in range(0, count, width)]
 
     def _train(
@@ -201,6 +220,11 @@ class Vectorised(Engine):
             total = some if total is None else tree_map(lambda a, b: a + b, total, some)
         mean: tuple[Tree, ...] = mean_rows(total, clients.info.size)
         return mean
+
+
+def _check_count(name: str, value: Any) -> None:
+    if value is not None and (isinstance(value, bool) or int(value) != value or value < 1):
+        raise ConfigError(f"{name} must be a whole number, at least 1, got {value!r}")
 
 
 def check_vectorises(task: Task, batch: Batch) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from undrift.core.algorithm import Algorithm
 from undrift.core.local import AdamW, HeavyBall, Nesterov, RmsProp, Sgd
 from undrift.core.rule import Aggregate, Mean, Rule
-from undrift.errors import unknown_name
+from undrift.errors import ConfigError, unknown_name
 from undrift.rules.aggregate import Nova
 from undrift.rules.client import (
     Prox,
@@ -40,16 +40,21 @@ def sgd(lr: float = 0.1, momentum: float = 0.0, *, nesterov: bool = False, **mor
     return (Nesterov if nesterov else HeavyBall)(lr=lr, momentum=momentum, **more)
 
 
-def _local(lr: float, local: Sgd | None) -> Sgd:
-    return Sgd(lr=lr) if local is None else local
+def _local(lr: float | None, local: Sgd | None) -> Sgd:
+    """Plain SGD with this learning rate, or the given local optimizer, which has its own."""
+    if local is None:
+        return Sgd(lr=0.1 if lr is None else lr)
+    if lr is not None:
+        raise ConfigError(f"lr = {lr!r} and local = {local!r}: give the learning rate once")
+    return local
 
 
-def fedavg(lr: float = 0.1, *, local: Sgd | None = None, by_size: bool = True) -> Algorithm:
+def fedavg(lr: float | None = None, *, local: Sgd | None = None, by_size: bool = True) -> Algorithm:
     """FedAvg (McMahan et al. 2017)."""
     return Algorithm(local=_local(lr, local), aggregate=Mean(by_size))
 
 
-def fedprox(lr: float = 0.1, *, mu: float = 0.01, local: Sgd | None = None) -> Algorithm:
+def fedprox(lr: float | None = None, *, mu: float = 0.01, local: Sgd | None = None) -> Algorithm:
     """FedProx (Li et al. 2020)."""
     return Algorithm((Prox(mu),), local=_local(lr, local))
 
@@ -76,7 +81,7 @@ def scaffold_rule(
 
 
 def scaffold(
-    lr: float = 0.1,
+    lr: float | None = None,
     *,
     option: Literal["I", "II"] = "II",
     server_lr: float = 1.0,
@@ -89,19 +94,21 @@ def scaffold(
     return Algorithm((rule,), _local(lr, local), Mean(by_size), Step(server_lr))
 
 
-def scaffold_m(lr: float = 0.1, *, local: Sgd | None = None) -> Algorithm:
+def scaffold_m(lr: float | None = None, *, local: Sgd | None = None) -> Algorithm:
     """SCAFFOLD/m (Varno et al. 2022): SCAFFOLD that uploads models only."""
     return Algorithm((ScaffoldM(),), _local(lr, local), Mean(by_size=False))
 
 
-def fednova(lr: float = 0.1, *, mu: float | None = None, local: Sgd | None = None) -> Algorithm:
+def fednova(
+    lr: float | None = None, *, mu: float | None = None, local: Sgd | None = None
+) -> Algorithm:
     """FedNova (Wang et al. 2020), with FedProx's pull if `mu` is given."""
     rules = () if mu is None else (Prox(mu),)
     return Algorithm(rules, _local(lr, local), Nova())
 
 
 def fedavgm(
-    lr: float = 0.1,
+    lr: float | None = None,
     *,
     beta: float = 0.9,
     server_lr: float = 1.0,
@@ -114,21 +121,26 @@ def fedavgm(
     )
 
 
-def fedadam(lr: float = 0.1, *, local: Sgd | None = None, **server: Any) -> Algorithm:
-    """FedAdam (Reddi et al. 2021)."""
-    return Algorithm(local=_local(lr, local), server=Adaptive("adam", **server))
+def fedadam(
+    lr: float | None = None, *, server_lr: float = 0.01, local: Sgd | None = None, **server: Any
+) -> Algorithm:
+    """FedAdam (Reddi et al. 2021); further settings are those of `Adaptive`."""
+    return Algorithm(local=_local(lr, local), server=Adaptive("adam", server_lr, **server))
 
 
-def fedadagrad(lr: float = 0.1, *, local: Sgd | None = None, **server: Any) -> Algorithm:
+def fedadagrad(
+    lr: float | None = None, *, server_lr: float = 0.01, local: Sgd | None = None, **server: Any
+) -> Algorithm:
     """FedAdagrad (Reddi et al. 2021): beta1 = 0 unless given."""
-    return Algorithm(
-        local=_local(lr, local), server=Adaptive("adagrad", **{"beta1": 0.0, **server})
-    )
+    settings = {"beta1": 0.0, **server}
+    return Algorithm(local=_local(lr, local), server=Adaptive("adagrad", server_lr, **settings))
 
 
-def fedyogi(lr: float = 0.1, *, local: Sgd | None = None, **server: Any) -> Algorithm:
+def fedyogi(
+    lr: float | None = None, *, server_lr: float = 0.01, local: Sgd | None = None, **server: Any
+) -> Algorithm:
     """FedYogi (Reddi et al. 2021)."""
-    return Algorithm(local=_local(lr, local), server=Adaptive("yogi", **server))
+    return Algorithm(local=_local(lr, local), server=Adaptive("yogi", server_lr, **server))
 
 
 # ------------------------------------------------------------------------------------- ComFed
@@ -141,7 +153,7 @@ def comfed(
     client: str = "sgd",
     server: str = "sgd",
     *,
-    lr: float = 0.01,
+    lr: float | None = None,
     local: Sgd | None = None,
     mu: float = 0.005,
     server_lr: float | None = None,
@@ -152,8 +164,8 @@ def comfed(
 ) -> Algorithm:
     """ComFed: a client mechanism times a server optimizer, every cell a method.
 
-    Defaults are the paper's, with heavy-ball momentum 0.9 and weight decay 1e-4 on the client;
-    `server_lr` is 1 for Sgd and 0.005 for the adaptive servers.
+    Defaults are the paper's: lr 0.01 with heavy-ball momentum 0.9 and weight decay 1e-4 on the
+    client; `server_lr` is 1 for Sgd and 0.005 for the adaptive servers.
 
     >>> len({comfed(c, s) for c in COMFED_CLIENTS for s in COMFED_SERVERS})
     16
@@ -170,10 +182,16 @@ def comfed(
     settings = {"beta1": 0.9, "beta2": 0.99, "tau": COMFED_TAU.get(server), **adaptive}
     return Algorithm(
         rules.get(client, ()),
-        HeavyBall(lr=lr, momentum=0.9, weight_decay=1e-4) if local is None else local,
+        _comfed_local(lr, local),
         aggregates.get(client, Mean()),
         _comfed_server(server, server_lr, settings),
     )
+
+
+def _comfed_local(lr: float | None, local: Sgd | None) -> Sgd:
+    if local is not None:
+        return _local(lr, local)
+    return HeavyBall(lr=0.01 if lr is None else lr, momentum=0.9, weight_decay=1e-4)
 
 
 def _comfed_server(server: str, lr: float | None, settings: dict[str, Any]) -> Rule:

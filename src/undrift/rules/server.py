@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from undrift.core.rule import Rule, ServerView, Sizes
 from undrift.core.task import Vec
 from undrift.core.tree import Tree, number, record, static
+from undrift.errors import ConfigError
 
 
 @record
@@ -41,10 +43,11 @@ class ServerMomentum(Rule):
 
 
 class Moments(NamedTuple):
-    """First and second moment of the update."""
+    """First and second moment of the update, and how many steps made them."""
 
     m: Vec
     v: Vec
+    steps: Tensor
 
 
 def adam(v: Vec, square: Vec, beta2: Any) -> Vec:
@@ -62,20 +65,18 @@ def yogi(v: Vec, square: Vec, beta2: Any) -> Vec:
     return v - (1 - beta2) * square * torch.sign(v - square)
 
 
-def no_correction(round: Any, beta1: Any, beta2: Any) -> tuple[Any, Any]:
-    """Factors on m and on v; `round` is 0 in the first round."""
+def no_correction(t: Any, beta1: Any, beta2: Any) -> tuple[Any, Any]:
+    """Factors on m and on v at step t = 1, 2, ..."""
     return 1.0, 1.0
 
 
-def flower_correction(round: Any, beta1: Any, beta2: Any) -> tuple[Any, Any]:
-    """Flower >= 1.13 counts t = 1, 2, ... and uses t + 1."""
-    t = round + 2
-    return (1 - beta2**t).sqrt() / (1 - beta1**t), 1.0
+def flower_correction(t: Any, beta1: Any, beta2: Any) -> tuple[Any, Any]:
+    """Flower >= 1.13 uses t + 1."""
+    return (1 - beta2 ** (t + 1)).sqrt() / (1 - beta1 ** (t + 1)), 1.0
 
 
-def standard_correction(round: Any, beta1: Any, beta2: Any) -> tuple[Any, Any]:
+def standard_correction(t: Any, beta1: Any, beta2: Any) -> tuple[Any, Any]:
     """Kingma & Ba 2015."""
-    t = round + 1
     return 1 / (1 - beta1**t), 1 / (1 - beta2**t)
 
 
@@ -104,12 +105,17 @@ class Adaptive(Rule):
     bias_correction: str = static(default="none", choices=tuple(CORRECTIONS))
     eps_inside: bool = static(default=False)
 
+    def __post_init__(self) -> None:
+        if self.kind == "adagrad" and self.bias_correction != "none":
+            raise ConfigError("Adaptive.bias_correction: Adagrad's v is a sum and has no bias")
+
     def init_server(self, w: Vec, sizes: Sizes) -> Tree:
-        return Moments(torch.zeros_like(w), torch.zeros_like(w) + self.v0)
+        return Moments(torch.zeros_like(w), torch.zeros_like(w) + self.v0, w.new_zeros(()))
 
     def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
         m = self.beta1 * state.m + (1 - self.beta1) * update
         v = SECOND_MOMENTS[self.kind](state.v, update * update, self.beta2)
-        up, down = CORRECTIONS[self.bias_correction](view.round, self.beta1, self.beta2)
+        t = state.steps + 1
+        up, down = CORRECTIONS[self.bias_correction](t, self.beta1, self.beta2)
         root = (down * v + self.tau).sqrt() if self.eps_inside else (down * v).sqrt() + self.tau
-        return self.lr * up * m / root, Moments(m, v)
+        return self.lr * up * m / root, Moments(m, v, t)

@@ -64,8 +64,14 @@ class Tier(Protocol):
     def retain(self, tables: Iterable[Table]) -> None:
         """Keep the rows that these snapshots refer to."""
 
+    def claim(self, folder: Path) -> None:
+        """Belong to one checkpoint folder; refuse if the rows belong to another."""
+
     def close(self) -> None:
         """Give back what the operating system lent."""
+
+
+HEADER = 4096  # bytes at the start of a row file: the checkpoint folder that it belongs to
 
 
 class MemoryTier:
@@ -136,6 +142,9 @@ class MemoryTier:
     def retain(self, tables: Iterable[Table]) -> None:
         return
 
+    def claim(self, folder: Path) -> None:
+        return
+
     def close(self) -> None:
         return
 
@@ -158,6 +167,8 @@ class FileTier:
         self._fd = disk.open_rows(path)
         self._named = False  # whether the file's name is known to be on the disk
         self.close = weakref.finalize(self, os.close, self._fd)
+        self._owner = self._read_owner()  # None until the first checkpoint
+        self._claimed = False
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -168,7 +179,28 @@ class FileTier:
         return os.fstat(self._fd).st_blocks * 512  # holes are not counted
 
     def _offset(self, client: int, slot: int) -> int:
-        return (client * self._num_slots + slot) * 8 * len(self.fresh)
+        return HEADER + (client * self._num_slots + slot) * 8 * len(self.fresh)
+
+    def _read_owner(self) -> str | None:
+        text = os.pread(self._fd, HEADER, 0).rstrip(b"\0")
+        return text.decode(errors="replace") or None
+
+    def claim(self, folder: Path) -> None:
+        # relative, so that a run that is moved with its rows stays whole
+        name = os.path.relpath(folder, self._path.parent)
+        if self._owner not in (None, name):
+            raise CheckpointError(
+                f"{self._path} holds the client states of the checkpoints in {self._owner!r} "
+                f"(seen from there), not of {name!r}. Use that folder, or another file."
+            )
+        self._owner_wanted, self._claimed = name, True
+
+    def _check_claimed(self) -> None:
+        if self._owner is not None and not self._claimed:
+            raise CheckpointError(
+                f"{self._path} holds the client states of the checkpoints in {self._owner!r} "
+                "(seen from there). Load that run first, or choose another file for a new one."
+            )
 
     def read(self, ids: list[int], entries: list[Entry | None]) -> Tensor:
         shape = (len(ids), len(self.fresh))
@@ -204,6 +236,7 @@ class FileTier:
         return True
 
     def write(self, ids: list[int], rows: Tensor, visible: Mapping[int, Entry]) -> list[Entry]:
+        self._check_claimed()
         words: NDArray[np.int64] = rows.cpu().numpy()
         marks = (words @ self._weights).tolist()
         slots = [self._spare_slot(i, visible.get(i)) for i in ids]
@@ -248,9 +281,13 @@ class FileTier:
                 f"{self._path}: the checkpoint refers to {max(ends)} bytes of client states, the "
                 f"file has {size}. Put the file of this run back beside its checkpoints."
             )
+        entries = [Entry(s, m) for s, m in zip(slots, marks, strict=True)]
+        row: NDArray[np.int64] = np.empty(len(self.fresh), dtype=np.int64)
+        for client, entry in zip(ids, entries, strict=True):
+            self._read_row(row, client, entry)  # damage shows now, not rounds later
         self.fresh = tensors["template"]
         self.retain([tensors])
-        return [Entry(s, m) for s, m in zip(slots, marks, strict=True)]
+        return entries
 
     def seal(self) -> None:
         # After a failed fsync the kernel may drop the pages and let the next fsync succeed.
@@ -261,6 +298,9 @@ class FileTier:
             )
         self._torn = True
         try:
+            if self._claimed and self._owner is None:
+                disk.pwrite_all(self._fd, self._owner_wanted.encode().ljust(HEADER, b"\0"), 0)
+                self._owner = self._owner_wanted
             disk.fsync(self._fd)
             if not self._named:
                 disk.fsync_directory(self._path.parent)

@@ -23,6 +23,9 @@ from undrift.state.rows import Entry, FileTier, MemoryTier, Table, Tier
 Place = Literal["device", "host", "file"]
 
 
+Visible = dict[int, Entry]  # client -> where its row is
+
+
 class ClientStateStore:
     """The states of all clients; one that was never written reads as `template` and costs nothing.
 
@@ -44,7 +47,7 @@ class ClientStateStore:
         device: torch.device | str = "cpu",
         place: Place = "device",
         path: Path | None = None,
-        num_slots: int = 4,
+        num_slots: int = 16,
     ) -> None:
         self._packing = _Packing(template, dtype)
         self._device = torch.device(device)
@@ -83,10 +86,22 @@ class ClientStateStore:
 
     def commit(self) -> None:
         """Make all staged rows visible at once."""
-        staged, self._staged = self._staged, {}
-        replaced = [self._visible[i] for i in staged if i in self._visible]
-        self._visible.update(staged)
-        self._tier.release(replaced)
+        self.show(self.merged())
+
+    def merged(self) -> Visible:
+        """Give the table as it will be when the staged rows are visible."""
+        return {**self._visible, **self._staged}
+
+    @property
+    def visible(self) -> Visible:
+        """Give the table of visible rows; it is never changed, only replaced."""
+        return self._visible
+
+    def show(self, table: Visible) -> None:
+        """Make exactly these rows visible; what neither they nor checkpoints need is spare."""
+        held = [*self._visible.items(), *self._staged.items()]
+        self._visible, self._staged = table, {}
+        self._tier.release([entry for client, entry in held if table.get(client) != entry])
 
     def rollback(self) -> None:
         """Forget all staged rows."""
@@ -141,6 +156,10 @@ class ClientStateStore:
     def retain(self, tables: Iterable[Table]) -> None:
         """Protect the rows of exactly these snapshots, one per kept checkpoint, from reuse."""
         self._tier.retain(tables)
+
+    def claim(self, folder: Path) -> None:
+        """Bind a row file to the one folder whose checkpoints refer to it."""
+        self._tier.claim(folder)
 
     def close(self) -> None:
         """Close the row file; the store is of no use afterwards."""

@@ -1,0 +1,116 @@
+"""Every way to compute a run gives the same: chunks, order, stacked numbers, resumed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from undrift.core.algorithm import Algorithm, init_server, write_broadcast
+from undrift.core.round import server_round
+from undrift.core.rule import Aggregate, Rule, Sizes
+from undrift.core.task import Vec
+from undrift.core.tree import leaves, stack, tree_map
+from undrift.engines.engine import cohort_mean
+from undrift.testing.compare import TOLERANCE, difference, distance
+from undrift.testing.errors import RuleError, told
+from undrift.testing.purity import P
+from undrift.testing.records import pickled
+from undrift.testing.world import World, numbers, renumbered, run
+from undrift.trainer import Trainer
+
+
+def check_ways(part: P, build: Callable[[P], Algorithm], world: World, rounds: int) -> None:
+    """Run in every way there is and compare every number."""
+    algo = build(part)
+    with told(part, "cannot run for many clients at once (never branch or loop on a value)"):
+        together = run(world, algo, rounds)
+    check_equal(part, together, run(world, algo, rounds, engine="reference"), "engines")
+    for chunk in (1, 3):
+        some = run(world, algo, rounds, chunk=chunk)
+        check_equal(part, some, together, f"chunks of {chunk}, it must not look at its neighbours")
+    _check_order(part, algo, world, rounds, together["server.w"])
+    _check_stacks(part, build, world)
+    _check_resumes(part, algo, world, rounds, together)
+
+
+def check_engines(part: Rule | Aggregate, algo: Algorithm, world: World, rounds: int) -> None:
+    """Run in both engines and compare every number."""
+    found = run(world, algo, rounds)
+    check_equal(part, found, run(world, algo, rounds, engine="reference"), "engines")
+
+
+def check_equal(
+    part: Rule | Aggregate, found: dict[str, Tensor], wanted: dict[str, Tensor], why: str
+) -> None:
+    """Raise if a number differs by more than rounding."""
+    where = difference(found, wanted, TOLERANCE)
+    if where:
+        raise RuleError(f"{type(part).__name__}: {where} of the other way ({why})")
+
+
+def _check_order(
+    part: Rule | Aggregate, algo: Algorithm, world: World, rounds: int, wanted: Tensor
+) -> None:
+    """Give the clients other numbers, so that they are summed and listed in another order."""
+    if any(getattr(m, "p", 0) or getattr(m, "dropout", 0) for m in world.task.module.modules()):
+        return  # dropout is keyed by the client's number
+    new = list(reversed(range(world.federation.num_clients)))
+    found = run(renumbered(world, rounds, new), algo, rounds)["server.w"]
+    if distance([found], [wanted]) > TOLERANCE:
+        raise RuleError(f"{type(part).__name__}: the model depends on the order of clients")
+
+
+def _check_stacks(part: P, build: Callable[[P], Algorithm], world: World) -> None:
+    """Run one client's round with the part's numbers on an experiment axis."""
+    if not leaves(part):
+        return
+    trainer = world.trainer(build(part), engine="reference")
+    wanted = _one_client(trainer, build(part))
+    with told(part, "does not run with its numbers stacked (never branch on a number)"):
+        twins = stack([part, part])
+        found = vmap(lambda twin: _one_client(trainer, build(twin)))(twins)
+    if distance([found], [torch.stack([wanted, wanted])]) > TOLERANCE:
+        raise RuleError(f"{type(part).__name__}: stacking its numbers gives another model")
+
+
+def _one_client(trainer: Trainer, algo: Algorithm) -> Vec:
+    """Give the model after a round in which a single client takes part."""
+    engine, work = trainer.engine, trainer.roster.cohort(0).part(slice(0, 1))
+    server = init_server(algo, *trainer.task.initial(), _sizes(trainer))
+    broadcast = write_broadcast(algo, server, 1, work.seed)
+    clients = engine.clients(algo, server, work)
+    if algo.uses("probe"):
+        probes = engine.measure_clients("probe", algo, broadcast, clients, work)
+        clients = clients._replace(probe=probes)
+        broadcast = broadcast._replace(cohort=cohort_mean(algo, probes, work))
+    _, _, reports, rows = next(iter(engine.run_clients(algo, broadcast, clients, work)))
+    report = tree_map(lambda v: v[0], reports)
+    return server_round(algo, server, report, rows, work.info.id, trainer.roster.count).w
+
+
+def _sizes(trainer: Trainer) -> Sizes:
+    federation = trainer.federation
+    rows = federation.members[:2]
+    features = trainer.task.check(federation.x[rows], federation.y[rows])
+    return Sizes(federation.num_clients, federation.max_size, features)
+
+
+def _check_resumes(
+    part: Rule | Aggregate, algo: Algorithm, world: World, rounds: int, straight: dict[str, Tensor]
+) -> None:
+    """Stop in the middle, go on in a new trainer: bit by bit the same."""
+    middle = rounds // 2
+    with tempfile.TemporaryDirectory() as folder, told(part, "cannot be resumed"):
+        first = world.trainer(algo)
+        first.run(middle)
+        first.save(folder)
+        second = world.trainer(pickled(algo))
+        second.load(folder)
+        second.run(rounds - middle)
+    where = difference(numbers(second), straight, 0.0)
+    if where:
+        raise RuleError(f"{type(part).__name__}: {where} after a checkpoint was resumed")

@@ -64,13 +64,14 @@ class Roster:
         info = self._info(clients, sizes, [chance[i] for i in ids], available)
         return Assignment(clients, info, plan.order, plan.steps.cpu(), sizes, self.seeds.run)
 
-    def everybody(self, round: int) -> Assignment:
-        """List all clients that have data, without any local work."""
+    def lookers(self, round: int, ids: Iterable[int] | None = None) -> Assignment:
+        """List clients (all that are enrolled) that have data, without any local work."""
         available = self.federation.available(round)
-        ids = summing_order([i for i in self.enrolled.tolist() if available[i] > 0])
-        clients, sizes = torch.tensor(ids, dtype=torch.int64), available[ids]
-        info = self._info(clients, sizes, [1.0] * len(ids), available)
-        order = torch.zeros(len(ids), 0, 0, dtype=torch.int64, device=self.federation.device)
+        wanted = self.enrolled.tolist() if ids is None else ids
+        names = summing_order([i for i in wanted if available[i] > 0])
+        clients, sizes = torch.tensor(names, dtype=torch.int64), available[names]
+        info = self._info(clients, sizes, [1.0] * len(names), available)
+        order = torch.zeros(len(names), 0, 0, dtype=torch.int64, device=self.federation.device)
         return Assignment(clients, info, order, torch.zeros_like(clients), sizes, self.seeds.run)
 
     def _info(

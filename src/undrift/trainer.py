@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from undrift.core.algorithm import (
+    REFRESH,
     Algorithm,
     Row,
     Server,
@@ -103,15 +104,16 @@ class Trainer:
         )
         examples = self.federation.members[:2]
         features = self.task.check(self.federation.x[examples], self.federation.y[examples])
-        sizes = Sizes(federation.num_clients, federation.max_size, features)
+        self.sizes = Sizes(federation.num_clients, federation.max_size, features)
         w, buffers = self.task.initial()
-        template = init_client(algorithm, w, sizes)
+        template = init_client(algorithm, w, self.sizes)
         self.store = ClientStateStore(
             template, dtype=task.dtype, device=device, place=state, path=state_path
         )
         self.engine: Engine = ENGINES[engine](self.task, self.federation, self.store, **options)
-        start = init_server(algorithm, w, buffers, sizes)
+        start = init_server(algorithm, w, buffers, self.sizes)
         self._present = Present(start, 0, self.store.visible)
+        self.engine.check(algorithm, start, self.roster.lookers(0))
         self._described = {"engine": engine, "state": state}
         self._folders: dict[Path, CheckpointFolder] = {}
         self._tables: dict[int, dict[str, Tensor]] = {}  # rows that kept checkpoints refer to
@@ -157,18 +159,32 @@ class Trainer:
 
         `cohort` is None before the first round; then everybody looks.
         """
-        kinds = {r.refresh for r in self.algorithm.rules if overrides(r, "after_round")}
-        if not kinds or (kinds == {"once"} and cohort is not None):
-            return server, NOTHING
-        if cohort is None or "all" in kinds:
-            cohort = self.roster.everybody(self.rounds_done)
-        rows = self.engine.after(self.algorithm, server, cohort)
-        accepted = torch.ones(len(cohort.ids), dtype=torch.bool, device=self.engine.device)
+        sent = NOTHING
+        for kind in REFRESH:
+            only = self._looking(kind)
+            if only and not (kind == "once" and cohort is not None):
+                who = cohort if cohort is not None and kind == "cohort" else None
+                who = self.roster.lookers(self.rounds_done) if who is None else who
+                server, more = self._take_in(server, who, only)
+                sent = sent.plus(more)
+        return server, sent
+
+    def _looking(self, *kinds: str) -> frozenset[int]:
+        """Find the rules that look back and whose `refresh` is one of these."""
+        rules = enumerate(self.algorithm.rules)
+        return frozenset(i for i, r in rules if overrides(r, "after_round") and r.refresh in kinds)
+
+    def _take_in(
+        self, server: Server, who: Assignment, only: frozenset[int]
+    ) -> tuple[Server, Traffic]:
+        rows = self.engine.after(self.algorithm, server, who)
+        accepted = torch.ones(len(who.ids), dtype=torch.bool, device=self.engine.device)
         for leaf in leaves(rows):
             accepted &= torch.isfinite(leaf).reshape(len(leaf), -1).all(1)
-        sent = look_traffic((server.w, server.buffers.floats), rows, len(cohort.ids))
-        ids, count = cohort.info.id, self.roster.count
-        return server_after(self.algorithm, server, rows, ids, accepted, count), sent
+        ids, count = who.info.id, self.roster.count
+        model = (server.w, server.buffers.floats)
+        sent = look_traffic(model, [rows[i] for i in only], len(who.ids))
+        return server_after(self.algorithm, server, rows, ids, accepted, count, only), sent
 
     def _result(self, ids: list[int], rows: Row, sent: Traffic, seconds: float) -> RoundResult:
         kept = rows.accepted.cpu()  # sync: once per round
@@ -200,8 +216,12 @@ class Trainer:
         joined = self.store.gather(sorted(wanted - before))
         left = self.store.gather(sorted(before - wanted))
         server = resize_server(self.algorithm, self.server, len(before), len(after), joined, left)
-        self._present = self._present._replace(server=server)
         self.roster.enrolled = after
+        newcomers, only = sorted(wanted - before), self._looking(*REFRESH)
+        if newcomers and only and self.rounds_done:  # before the first round everybody looks
+            who = self.roster.lookers(self.rounds_done, newcomers)
+            server, _ = self._take_in(server, who, only)
+        self._present = self._present._replace(server=server)
 
     # -- reading back ------------------------------------------------------------------------
     def model(self) -> nn.Module:

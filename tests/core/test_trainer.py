@@ -183,7 +183,7 @@ def test_evaluate_refuses_nothing():
 def test_states_are_read_back_by_rule():
     trainer = _trainer(fl.Algorithm((fl.Prox(), fl.Scaffold()), server=fl.Adaptive("yogi")))
     trainer.round()
-    assert set(trainer.server_state()) == {"1.Scaffold", "2.Adaptive.m", "2.Adaptive.v"}
+    assert {"1.Scaffold", "2.Adaptive.m", "2.Adaptive.v"} <= trainer.server_state().keys()
     assert set(trainer.client_state(0)) == {"1.Scaffold"}
 
 

@@ -133,9 +133,6 @@ def same(a, b):
     return all(raw(a[n]) == raw(b[n]) for n in a)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="rows are committed before the server is"
-)
 def test_an_interrupt_between_any_two_lines_leaves_the_round_done_or_not_done(tmp_path):
     run = trainer()
     run.run(2)

@@ -140,9 +140,6 @@ def smoothed(amount):
     return Task(network(), torch.nn.CrossEntropyLoss(label_smoothing=amount))
 
 
-@pytest.mark.xfail(
-    strict=True, raises=pytest.fail.Exception, reason="describe: names of losses, no buffers"
-)
 @pytest.mark.parametrize(
     "one, other",
     [(smoothed(0.1), smoothed(0.2)), (Task(Scaled(1.0)), Task(Scaled(2.0)))],

@@ -11,7 +11,9 @@ from undrift.core.local import Sgd
 from undrift.core.rule import Aggregate, ClientInfo, Mean, Rule, Sizes, overrides
 from undrift.core.task import Buffers, Vec
 from undrift.core.tree import EMPTY, Tree, part, record, tree_map
-from undrift.errors import ConfigError
+from undrift.errors import ConfigError, unknown_name
+
+REFRESH = ("cohort", "all", "once")  # who answers a rule's after_round
 
 
 @record
@@ -34,6 +36,9 @@ class Algorithm:
         _expect("local", self.local, Sgd, "a local optimizer such as Sgd(lr=0.1)")
         _expect("aggregate", self.aggregate, Aggregate, "an aggregate such as Mean()")
         _expect("server", self.server, Rule, "a server optimizer such as Step()")
+        for rule in self.rules:
+            if rule.refresh not in REFRESH:
+                raise unknown_name("refresh", rule.refresh, list(REFRESH), type(rule).__name__)
         _check_path(self)
 
     @property

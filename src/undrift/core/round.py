@@ -21,7 +21,7 @@ from undrift.core.algorithm import Algorithm, Broadcast, Client, Report, Row, Se
 from undrift.core.local import local_step
 from undrift.core.ops import Pass
 from undrift.core.random import fold
-from undrift.core.rule import ClientView, ServerView, overrides
+from undrift.core.rule import ClientView, Rule, ServerView, overrides
 from undrift.core.task import Batch, Buffers, Output, Task, Vec
 from undrift.core.tree import EMPTY, Tree
 from undrift.errors import ConfigError
@@ -151,10 +151,11 @@ def measure(
     key = step_key(broadcast, client, hook, piece)
     views = _views(algo, task, broadcast, client, carry, batch, key)
     parts = algo.parts if hook == "probe" else algo.rules
-    values = tuple(
+    seen = [
         getattr(p, hook)(v) if overrides(p, hook) else EMPTY
         for p, v in zip(parts, views, strict=False)
-    )
+    ]
+    values = [EMPTY if value is None else value for value in seen]
     count = batch.mask.sum().to(broadcast.w.dtype)
     return tuple(
         tree.tree_map(lambda v: torch.where(count > 0, v * count, torch.zeros_like(v)), value)
@@ -255,36 +256,63 @@ def _impulse_step(algo: Algorithm, views: list[ClientView], carry: Carry, lr: An
     g = torch.ones_like(scalar)
     for rule, view in zip(algo.rules, views, strict=False):
         g = rule.direction(g, _silent_view(view, scalar))
-        if g.shape != scalar.shape:
-            raise ConfigError(
-                f"{type(rule).__name__}.direction treats parameters differently, so ||a||_1 is no "
-                "single number: leave out the part that divides by it (Nova, Scaffold option II)"
-            )
     # clipping is left out: it has no coefficients; weight decay belongs to the gradient
     plain = tree.replace(algo.local, clip=None, weight_decay=0.0)
     return local_step(plain, scalar, g, optimizer, lr)
 
 
-def _silent_view(view: ClientView, scalar: Vec) -> ClientView:
-    """Show a rule a one-parameter model, every state, note and probe zero."""
-    zero = torch.zeros_like(scalar)
+def _silent_view(view: ClientView, w: Vec) -> ClientView:
+    """Show a rule a model `w`, perhaps of one parameter, with every state, note and probe zero."""
 
     def silent(value: Tree) -> Tree:
-        return tree.tree_map(
-            lambda v: zero if v.shape == view.w.shape else torch.zeros_like(v), value
-        )
+        return tree.tree_map(lambda v: _silent_leaf(v, view.w, w), value)
 
     return view._replace(
-        w0=zero,
-        w=scalar,
+        w0=torch.zeros_like(w),
+        w=w,
         grad_at=torch.zeros_like,
         output_at=lambda v: view.output_at(view.w0),
+        decay=torch.zeros_like,
         broadcast=silent(view.broadcast),
         personal=silent(view.personal),
         mine=silent(view.mine),
         probe=silent(view.probe),
         cohort=silent(view.cohort),
         review=silent(view.review),
+    )
+
+
+def _silent_leaf(value: Any, model: Vec, w: Vec) -> Any:
+    if not isinstance(value, Tensor):
+        return 0.0 * value
+    return torch.zeros_like(w if value.shape == model.shape else value)
+
+
+def check_path(
+    algo: Algorithm, task: Task, broadcast: Broadcast, client: Client, batch: Batch
+) -> None:
+    """Refuse a chain whose gradients have no single weight ||a||_1, before any training.
+
+    A gradient of ones goes through the chain, states zero: it must come out constant.
+    """
+    key = step_key(broadcast, client, "step", torch.zeros_like(broadcast.round))
+    carry = client_start(algo, task, broadcast, client)
+    views = _views(algo, task, broadcast, client, carry, batch, key)
+    g = torch.ones_like(broadcast.w)
+    for rule, view in zip(algo.rules, views, strict=False):
+        try:
+            g = rule.direction(g, _silent_view(view, torch.zeros_like(g)))
+            small = rule.direction(g[:1], _silent_view(view, torch.zeros_like(g[:1])))
+        except Exception as error:
+            raise _no_path(rule, f"fails on a model of one parameter ({error})") from error
+        if g.shape != broadcast.w.shape or small.shape != (1,) or not bool((g == g[0]).all()):
+            raise _no_path(rule, "treats parameters differently")
+
+
+def _no_path(rule: Rule, why: str) -> ConfigError:
+    return ConfigError(
+        f"{type(rule).__name__}.direction {why}, so ||a||_1 is no single number: leave out what "
+        "divides by it (Nova, Scaffold option II, SCAFFOLD/m)"
     )
 
 
@@ -314,23 +342,16 @@ def server_after(
     ids: Tensor,
     accepted: Tensor,
     population: int,
+    only: frozenset[int],
 ) -> Server:
-    """Let rules take in what `after_round` measured, leading axis C."""
+    """Let the rules at places `only` take in what `after_round` measured, leading axis C."""
     zero = torch.zeros_like(server.round)
     view = ServerView(
-        server.w,
-        EMPTY,
-        EMPTY,
-        ids,
-        accepted,
-        accepted.sum(),
-        zero + population,
-        zero,
-        zero,
+        server.w, EMPTY, EMPTY, ids, accepted, accepted.sum(), zero + population, zero, zero,
         server.round,
-    )
+    )  # fmt: skip
     states = [
-        rule.server_after(state, view._replace(rows=_at(measured, i)))
+        rule.server_after(state, view._replace(rows=measured[i])) if i in only else state
         for i, (rule, state) in enumerate(zip(algo.chain, server.states, strict=True))
     ]
     return server._replace(states=tuple(states))

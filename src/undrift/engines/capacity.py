@@ -33,7 +33,7 @@ class Need(NamedTuple):
     num_bytes: int  # memory while training
 
 
-def need_of(algo: Algorithm, task: Task, batch: Batch) -> Need:
+def need_of(algo: Algorithm, task: Task, batch: Batch, sizes: Sizes) -> Need:
     """Run one client's batch forward and count."""
     held: dict[int, int] = {}
 
@@ -47,7 +47,7 @@ def need_of(algo: Algorithm, task: Task, batch: Batch) -> Need:
     with FlopCounterMode(display=False) as counter, saved_tensors_hooks(note, lambda v: v):
         out = task.forward(w.requires_grad_(), buffers, batch.x, run)
         task.mean_loss(out, batch)
-    states = (algo.local.init(w), init_client(algo, w, Sizes(1, 1, 1)))
+    states = (algo.local.init(w), init_client(algo, w, sizes))
     vectors = COPIES * w.numel() + 3 * size_in_floats(states)
     data = batch.x.numel() * batch.x.element_size()
     total = 2 * sum(held.values()) + vectors * w.element_size() + 2 * data

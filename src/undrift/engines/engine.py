@@ -24,6 +24,7 @@ from undrift.core.algorithm import (
     write_broadcast,
     write_personal,
 )
+from undrift.core.round import check_path
 from undrift.core.rule import ClientInfo
 from undrift.core.task import Batch, Task
 from undrift.core.tree import EMPTY, Tree, leaves, tree_map
@@ -80,6 +81,15 @@ class Engine:
     def use_plan(self, plan: dict[str, Any]) -> None:
         """Repeat the choices of a recorded run."""
 
+    def check(self, algo: Algorithm, server: Server, work: Assignment) -> None:
+        """Refuse what cannot work, before any training."""
+        if not algo.needs_path or not work.ids:
+            return
+        one = work.part(slice(0, 1))
+        broadcast, clients = self._probed(algo, server, one)
+        batch = self.batch(one.info.id, one.order.new_zeros(1, 1))
+        check_path(algo, self.task, broadcast, *tree_map(lambda v: v[0], (clients, batch)))
+
     # -- what a subclass defines -------------------------------------------------------------
     def run_clients(
         self, algo: Algorithm, broadcast: Broadcast, clients: Client, work: Assignment
@@ -96,12 +106,7 @@ class Engine:
     # -- the phases of a round -----------------------------------------------------------------
     def train(self, algo: Algorithm, server: Server, work: Assignment) -> Outcome:
         """Run one round's client half; new client states are staged, not yet visible."""
-        broadcast = write_broadcast(algo, server, len(work.ids), work.seed)
-        clients = self.clients(algo, server, work)
-        if algo.uses("probe"):
-            probes = self.measure_clients("probe", algo, broadcast, clients, work)
-            clients = clients._replace(probe=probes)
-            broadcast = broadcast._replace(cohort=cohort_mean(algo, probes, work))
+        broadcast, clients = self._probed(algo, server, work)
         total, rows = OrderedSum(), []
         for ids, states, reports, some in self.run_clients(algo, broadcast, clients, work):
             accepted = some.accepted.tolist()  # sync: what a refused client sent is not touched
@@ -110,6 +115,18 @@ class Engine:
             rows.append(some)
         joined: Row = tree_map(lambda *v: torch.cat(v), *rows)
         return Outcome(total.result(), joined, broadcast, clients)
+
+    def _probed(
+        self, algo: Algorithm, server: Server, work: Assignment
+    ) -> tuple[Broadcast, Client]:
+        """Write the broadcast; where a rule probes, let clients look at it first."""
+        broadcast = write_broadcast(algo, server, len(work.ids), work.seed)
+        clients = self.clients(algo, server, work)
+        if not algo.uses("probe"):
+            return broadcast, clients
+        probes = self.measure_clients("probe", algo, broadcast, clients, work)
+        shared = cohort_mean(algo, probes, work)
+        return broadcast._replace(cohort=shared), clients._replace(probe=probes)
 
     def after(self, algo: Algorithm, server: Server, work: Assignment) -> tuple[Tree, ...]:
         """Let clients look at the new model: one row per client and rule."""

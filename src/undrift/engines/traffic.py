@@ -37,6 +37,6 @@ def training_traffic(algo: Algorithm, outcome: Outcome) -> Traffic:
     return Traffic(down, each_up * count + size_in_floats((shared, outcome.rows.notes)))
 
 
-def look_traffic(model: Tree, rows: Tree, clients: int) -> Traffic:
-    """Count the exchange after a round: the new model down, what was measured up."""
-    return Traffic(size_in_floats(model) * clients, size_in_floats(rows))
+def look_traffic(sent: Tree, rows: Tree, clients: int) -> Traffic:
+    """Count the exchange after a round: model and notes down, what was measured up."""
+    return Traffic(size_in_floats(sent) * clients, size_in_floats(rows))

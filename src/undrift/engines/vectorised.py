@@ -24,6 +24,7 @@ from undrift.core.round import (
     client_step,
     measure,
 )
+from undrift.core.rule import Sizes
 from undrift.core.task import Batch, Task
 from undrift.core.tree import Tree, leaves, tree_map
 from undrift.data.federation import Federation
@@ -106,7 +107,8 @@ class Vectorised(Engine):
         if self._decided or not work.order.numel():
             return
         batch: Batch = _rows(self.batch(work.info.id[:1], work.order[:1, 0]), 0)
-        need = need_of(algo, self.task, batch)
+        sizes = Sizes(self.federation.num_clients, self.federation.max_size, 1)
+        need = need_of(algo, self.task, batch, sizes)
         if self.workers is None:
             self.workers = workers_for(need, self.device, len(work.ids))
         if self.chunk is None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from undrift.core.task import Task
+from undrift.core.task import LOSSES, Task
 from undrift.data.federation import Federation
 
 
@@ -96,7 +96,7 @@ def _task(task: Task) -> dict[str, Any]:
         "parameters": shapes,
         "module": str(task.original),
         "frozen": digest(*frozen, *fixed),
-        "loss": describe(task.loss),
+        "loss": task.loss_name if task.loss_name in LOSSES else describe(task.loss),
         "metrics": sorted(task.metrics),
         "feature": task.feature,
         "dtype": str(task.dtype),

@@ -132,6 +132,7 @@ class Trainer:
     def round(self) -> RoundResult:
         """Train one round.  If it fails, the trainer is as it was before."""
         started, algo = time.perf_counter(), self.algorithm
+        self._settle()
         try:
             server, first = self.server, NOTHING
             if self.rounds_done == 0:
@@ -146,9 +147,13 @@ class Trainer:
             # one assignment: an interrupt leaves the round done or not done, never in between
             self._present = Present(server, self.rounds_done + 1, self.store.merged())
         finally:
-            self.store.show(self._present.rows)
+            self._settle()
         sent = training_traffic(algo, outcome).plus(first).plus(last)
         return self._result(cohort.ids, outcome.rows, sent, time.perf_counter() - started)
+
+    def _settle(self) -> None:
+        """Show the client states that belong to the present, whatever was interrupted before."""
+        self.store.show(self._present.rows)
 
     def run(self, rounds: int) -> list[RoundResult]:
         """Train several rounds."""
@@ -212,6 +217,7 @@ class Trainer:
         self._change(set(self.enrolled) - set(self.roster.valid(ids).tolist()))
 
     def _change(self, wanted: set[int]) -> None:
+        self._settle()
         before, after = set(self.enrolled), self.roster.valid(wanted)
         joined = self.store.gather(sorted(wanted - before))
         left = self.store.gather(sorted(before - wanted))
@@ -238,6 +244,7 @@ class Trainer:
 
     def client_state(self, client: int) -> dict[str, Tensor]:
         """Give every tensor of one client's state, e.g. `{"0.Scaffold": c_i}`."""
+        self._settle()
         state = self.store.gather([client])
         return {n: v[0] for n, v in _by_rule(self.algorithm.rules, state).items()}
 
@@ -279,6 +286,7 @@ class Trainer:
 
     def save(self, folder: Path | str | CheckpointFolder) -> Path:
         """Write a checkpoint: atomic, checksummed; the previous one is kept too."""
+        self._settle()
         place = self._folder(folder)
         self.store.claim(place.path)
         self.store.seal()  # rows must be durable before a checkpoint refers to them

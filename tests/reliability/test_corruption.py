@@ -7,6 +7,7 @@ import random
 import pytest
 
 from undrift.errors import CorruptCheckpoint
+from undrift.state.rows import HEADER
 
 from .tiny import assert_same_bits, everything, stored, train, trainer
 
@@ -53,16 +54,39 @@ def test_when_no_checkpoint_is_sound_the_run_says_so_and_stays_as_it_was(tmp_pat
     assert_same_bits(everything(run), before)
 
 
-def test_a_damaged_row_of_a_client_is_found_when_it_is_read(tmp_path):
+def test_damaged_rows_are_found_when_they_are_loaded(tmp_path):
     settings, chance = stored("file", tmp_path), random.Random(1)
     train(trainer(**settings), tmp_path / "run", 3)
     sound = (tmp_path / "rows").read_bytes()
-    (tmp_path / "rows").write_bytes(bytes(b ^ 1 << chance.randrange(8) for b in sound))
-    run = trainer(**settings)
-    assert run.load(tmp_path / "run")
-    for client in run.store.seen:
-        with pytest.raises(CorruptCheckpoint, match=rf"rows: the state of client {client} "):
-            run.client_state(client)
+    damaged = bytes(b ^ 1 << chance.randrange(8) for b in sound[HEADER:])
+    (tmp_path / "rows").write_bytes(sound[:HEADER] + damaged)
+    with pytest.raises(CorruptCheckpoint, match=r"rows: the state of client \d+ "):
+        trainer(**settings).load(tmp_path / "run")
+
+
+def test_a_damaged_header_is_found_at_once(tmp_path):
+    settings = stored("file", tmp_path)
+    train(trainer(**settings), tmp_path / "run", 1)
+    sound = (tmp_path / "rows").read_bytes()
+    (tmp_path / "rows").write_bytes(b"x" + sound[1:])
+    with pytest.raises(CorruptCheckpoint, match="header is damaged"):
+        trainer(**settings)
+
+
+def test_damaged_rows_of_the_newest_checkpoint_alone_cost_one_round(tmp_path):
+    settings = stored("file", tmp_path)
+    run = train(trainer(**settings), tmp_path / "run", 2)
+    before = run.store.visible
+    straight = everything(train(run, tmp_path / "run", 3))
+    with (tmp_path / "rows").open("r+b") as file:
+        for client, entry in run.store.visible.items():
+            if before.get(client) != entry:
+                file.seek(run.store._tier._offset(client, entry.place))
+                file.write(b"damaged!")
+    again = trainer(**settings)
+    assert again.load(tmp_path / "run") and again.rounds_done == 2
+    again.round()
+    assert_same_bits(everything(again), straight)
 
 
 def test_a_row_file_that_is_too_short_is_refused(tmp_path):

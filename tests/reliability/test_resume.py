@@ -105,7 +105,7 @@ CHANGES = {
     "sampler.use: stored 'Uniform', given 'Sequential'": {"sampler": Sequential(3)},
     "seeds.run: stored": {"seed": 1},
     "task.parameters.0.weight.0: stored 8, given 9": {"task": Task(network(9))},
-    "task.loss: stored 'cross_entropy', given 'doubled'": {"task": Task(network(), doubled)},
+    "task.loss: stored 'cross_entropy', given": {"task": Task(network(), doubled)},
     "federation.digest: stored": {"federation": Federation.of(examples(salt=1))},
     "task.dtype: stored 'torch.float32', given 'torch.float64'": {"dtype": torch.float64},
     "engine: stored 'vectorised', given 'reference'": {"engine": "reference"},

@@ -22,6 +22,7 @@ from undrift.errors import (
 )
 from undrift.state import disk
 from undrift.state.checkpoint import CheckpointFolder
+from undrift.state.rows import HEADER
 from undrift.state.store import ClientStateStore
 
 PLACES = ("device", "host", "file")
@@ -231,11 +232,11 @@ def test_every_flipped_bit_of_a_row_is_found_and_its_client_named(tmp_path):
     store = written(tmp_path)
     path = tmp_path / "clients.rows"
     fd = os.open(path, os.O_RDWR)
-    row = os.pread(fd, 8 * len(store.snapshot()[0]["template"]), 0)  # client 0, slot 0
+    row = os.pread(fd, 8 * len(store.snapshot()[0]["template"]), HEADER)  # client 0, slot 0
     for bit in range(8 * len(row)):
         data = bytearray(row)
         data[bit // 8] ^= 1 << bit % 8
-        os.pwrite(fd, data, 0)
+        os.pwrite(fd, data, HEADER)
         with pytest.raises(CorruptCheckpoint, match=r"client 0 .*not what was written") as caught:
             store.gather([1, 0])
         assert str(path) in str(caught.value)

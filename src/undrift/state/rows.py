@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -182,8 +183,16 @@ class FileTier:
         return HEADER + (client * self._num_slots + slot) * 8 * len(self.fresh)
 
     def _read_owner(self) -> str | None:
-        text = os.pread(self._fd, HEADER, 0).rstrip(b"\0")
-        return text.decode(errors="replace") or None
+        header = os.pread(self._fd, HEADER, 0)
+        if not header.rstrip(b"\0"):
+            return None
+        name, _, mark = header.rstrip(b"\0").rpartition(b"\n")
+        if mark != _mark(name):
+            raise CorruptCheckpoint(
+                f"{self._path}: its header is damaged, or it is no file of client states. "
+                "Restore the file from a copy, or choose another one for a new run."
+            )
+        return name.decode()
 
     def claim(self, folder: Path) -> None:
         # relative, so that a run that is moved with its rows stays whole
@@ -276,7 +285,7 @@ class FileTier:
         slots, marks = tensors["slots"].tolist(), tensors["fingerprints"].tolist()
         ends = [self._offset(i, s) + 8 * len(self.fresh) for i, s in zip(ids, slots, strict=True)]
         size = os.fstat(self._fd).st_size
-        if max(ends, default=0) > size:
+        if len(self.fresh) and max(ends, default=0) > size:
             raise CorruptCheckpoint(
                 f"{self._path}: the checkpoint refers to {max(ends)} bytes of client states, the "
                 f"file has {size}. Put the file of this run back beside its checkpoints."
@@ -299,7 +308,8 @@ class FileTier:
         self._torn = True
         try:
             if self._claimed and self._owner is None:
-                disk.pwrite_all(self._fd, self._owner_wanted.encode().ljust(HEADER, b"\0"), 0)
+                name = self._owner_wanted.encode()
+                disk.pwrite_all(self._fd, (name + b"\n" + _mark(name)).ljust(HEADER, b"\0"), 0)
                 self._owner = self._owner_wanted
             disk.fsync(self._fd)
             if not self._named:
@@ -315,6 +325,10 @@ class FileTier:
             for client, slot in zip(table["ids"].tolist(), table["slots"].tolist(), strict=True):
                 kept[client] = kept.get(client, 0) | 1 << slot
         self._kept = kept
+
+
+def _mark(name: bytes) -> bytes:
+    return b"undrift rows %08x" % zlib.crc32(name)
 
 
 def _weights(num_words: int) -> NDArray[np.int64]:

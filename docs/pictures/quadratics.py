@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import undrift as fl
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 CLIENTS, DIM, STEPS, LR = 6, 5, 5, 0.05
 INK = {"FedAvg": "#b5651d", "SCAFFOLD": "#1f6f8b", "SCAFFOLD/m": "#6a994e"}

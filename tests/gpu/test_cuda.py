@@ -16,11 +16,11 @@ pytestmark = [
 ALGORITHMS = {
     "fedavg": fl.fedavg(0.1),
     "fedprox": fl.fedprox(0.1, mu=0.3),
-    "scaffold": fl.scaffold(0.1, local=fl.sgd(0.05, momentum=0.9, weight_decay=1e-3)),
+    "scaffold": fl.scaffold(local=fl.sgd(0.05, momentum=0.9, weight_decay=1e-3)),
     "scaffold I": fl.scaffold(0.1, option="I"),
     "scaffold_m": fl.scaffold_m(0.1),
     "fednova": fl.fednova(local=fl.sgd(0.05, momentum=0.9)),
-    "fedyogi": fl.fedyogi(0.1, local=fl.sgd(0.1, clip=1.0)),
+    "fedyogi": fl.fedyogi(local=fl.sgd(0.1, clip=1.0)),
     "fresh": fl.comfed("scaf", "sgd", mode="fresh"),
 }
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import fields, is_dataclass
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -41,30 +42,58 @@ def describe(value: Any) -> Any:
 
 
 def _named(value: Any) -> Any:
-    """Name a function by its code, an object of somebody else's class by what it holds."""
+    """Name a function by what it does, an object of somebody else's class by what it holds."""
     if isinstance(value, nn.Module):
-        return {"use": repr(value), "settings": _plain(vars(value)), "digest": _tensors(value)}
-    if hasattr(value, "__code__"):
-        return {"use": f"{value.__module__}.{value.__qualname__}", "code": _code(value.__code__)}
+        return {"use": repr(value), "parts": _parts(value), "digest": _tensors(value)}
+    if isinstance(value, functools.partial):
+        given = describe([value.args, value.keywords])
+        return {"use": describe(value.func), "given": given}
+    if isinstance(value, FunctionType):
+        return _function(value)
     if hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     name = f"{type(value).__module__}.{type(value).__qualname__}"
     return {"use": name, "settings": _plain(getattr(value, "__dict__", {}))}
 
 
+def _function(value: FunctionType) -> dict[str, Any]:
+    """Describe code, defaults and what the function remembers from where it was made."""
+    cells = [cell.cell_contents for cell in value.__closure__ or ()]
+    kept = [v for v in (cells, value.__defaults__, value.__kwdefaults__) if v]
+    plain = _plain({str(i): v for i, v in enumerate(kept)})
+    return {"use": value.__qualname__, "code": _code(value.__code__), "settings": plain}
+
+
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:
     """Keep the settings that are plain values."""
-    kinds = (bool, int, float, str, tuple, list)
-    return {n: describe(v) for n, v in settings.items() if isinstance(v, kinds)}
+    kinds = (bool, int, float, str, tuple, list, dict)
+    public = {n: v for n, v in settings.items() if not n.startswith("_")}
+    return {n: describe(v) for n, v in public.items() if isinstance(v, kinds)}
 
 
 def _code(code: CodeType) -> str:
     """Digest what a function does, not where it stands."""
     made = hashlib.blake2b(code.co_code, digest_size=8)
-    for constant in code.co_consts:
-        known = _code(constant) if isinstance(constant, CodeType) else repr(constant)
-        made.update(known.encode())
-    made.update(repr(code.co_names).encode())
+    for constant in (*code.co_consts, code.co_names):
+        made.update(_constant(constant).encode())
+    return made.hexdigest()
+
+
+def _constant(value: Any) -> str:
+    if isinstance(value, CodeType):
+        return _code(value)
+    if isinstance(value, frozenset):  # its order changes from process to process
+        return repr(sorted(map(_constant, value)))
+    return repr(value)
+
+
+def _parts(module: nn.Module) -> str:
+    """Digest the classes, settings and forward code of a module's parts."""
+    made = hashlib.blake2b(digest_size=16)
+    for name, part in module.named_modules():
+        forward = getattr(type(part), "forward", None)
+        code = _code(forward.__code__) if isinstance(forward, FunctionType) else ""
+        made.update(repr((name, type(part).__qualname__, code, _plain(vars(part)))).encode())
     return made.hexdigest()
 
 
@@ -95,9 +124,10 @@ def _task(task: Task) -> dict[str, Any]:
     return {
         "parameters": shapes,
         "module": str(task.original),
+        "parts": _parts(task.original),
         "frozen": digest(*frozen, *fixed),
         "loss": task.loss_name if task.loss_name in LOSSES else describe(task.loss),
-        "metrics": sorted(task.metrics),
+        "metrics": {n: describe(m) for n, m in sorted(task.metrics.items())},
         "feature": task.feature,
         "dtype": str(task.dtype),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from undrift.core.random import Seeds
 from undrift.core.rule import ClientInfo
-from undrift.data import Federation, LocalWork, Population, Sampler
+from undrift.data import Cohort, Federation, LocalWork, Population, Sampler
 from undrift.engines.engine import Assignment
 from undrift.engines.sums import summing_order
 from undrift.errors import ConfigError, DataError
@@ -40,22 +41,30 @@ class Roster:
         """Count the clients that are enrolled."""
         return len(self.enrolled)
 
-    def valid(self, ids: Iterable[int]) -> Ids:
-        """Sort ids, refusing those that do not exist."""
-        made = np.array(sorted(set(ids)), dtype=np.int64)
-        if not len(made):
-            raise ConfigError("nobody is enrolled: a federation needs at least one client")
-        wrong = made[(made < 0) | (made >= self.federation.num_clients)]
-        if len(wrong):
+    def known(self, ids: Iterable[int]) -> set[int]:
+        """Refuse ids of clients that do not exist."""
+        try:
+            made = {index(i) for i in ids}
+        except TypeError as error:
+            raise ConfigError(f"clients are given as a list of ids, got {ids!r}") from error
+        wrong = sorted(i for i in made if not 0 <= i < self.federation.num_clients)
+        if wrong:
             last = self.federation.num_clients - 1
             raise DataError(f"no client {wrong[0]}: ids run from 0 to {last}")
+        return made
+
+    def valid(self, ids: Iterable[int]) -> Ids:
+        """Make a population of these clients."""
+        made = np.array(sorted(self.known(ids)), dtype=np.int64)
+        if not len(made):
+            raise ConfigError("nobody is enrolled: a federation needs at least one client")
         return made
 
     def cohort(self, round: int) -> Assignment:
         """Choose the cohort of a round and its batches."""
         available = self.federation.available(round)
         population = Population.of(available[self.enrolled].numpy(), self.enrolled)
-        drawn = self.sampler.sample(self.seeds.run, round, population)
+        drawn = self._drawn(round, population)
         chance = dict(zip(drawn.ids.tolist(), drawn.probability.tolist(), strict=True))
         ids = summing_order(list(chance))
         clients, sizes = torch.tensor(ids, dtype=torch.int64), available[ids]
@@ -63,6 +72,18 @@ class Roster:
         plan = self.work.plan(self.seeds.run, round, clients, sizes, device)
         info = self._info(clients, sizes, [chance[i] for i in ids], available)
         return Assignment(clients, info, plan.order, plan.steps.cpu(), sizes, self.seeds.run)
+
+    def _drawn(self, round: int, population: Population) -> Cohort:
+        """Ask the sampler, and check what somebody else's sampler answers."""
+        drawn = self.sampler.sample(self.seeds.run, round, population)
+        ids = np.asarray(drawn.ids)
+        strangers = np.setdiff1d(ids, population.ids)
+        if not len(ids) or len(np.unique(ids)) < len(ids) or len(strangers):
+            raise ConfigError(
+                f"{type(self.sampler).__name__}.sample gave clients {ids.tolist()} in round "
+                f"{round}: they must be at least one, different, and among those enrolled with data"
+            )
+        return drawn
 
     def lookers(self, round: int, ids: Iterable[int] | None = None) -> Assignment:
         """List clients (all that are enrolled) that have data, without any local work."""

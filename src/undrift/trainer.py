@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from undrift.arguments import able, check_labels, known_device, known_seeds
 from undrift.core.algorithm import (
     REFRESH,
     Algorithm,
@@ -28,11 +29,12 @@ from undrift.core.rule import Rule, Sizes, overrides
 from undrift.core.task import Batch, Task
 from undrift.core.tree import Tree, leaves, named_leaves, rebuild, structure
 from undrift.data import Everyone, Federation, LocalWork, Sampler, Work
+from undrift.data.checks import check_whole
 from undrift.describe import describe
 from undrift.engines import ENGINES
 from undrift.engines.engine import Assignment, Engine
 from undrift.engines.traffic import NOTHING, Traffic, look_traffic, training_traffic
-from undrift.errors import CorruptCheckpoint, DataError, unknown_name
+from undrift.errors import ConfigError, CorruptCheckpoint, DataError, unknown_name
 from undrift.roster import Roster
 from undrift.state.checkpoint import Checkpoint, CheckpointFolder
 from undrift.state.store import ClientStateStore, Place, Visible
@@ -88,22 +90,28 @@ class Trainer:
         enrolled: Iterable[int] | None = None,
         **options: Any,
     ) -> None:
-        if engine not in ENGINES:
+        _expect("task", task, Task)
+        _expect("federation", federation, Federation)
+        _expect("algorithm", algorithm, Algorithm)
+        device = known_device(device)
+        if engine not in tuple(ENGINES):
             raise unknown_name("engine", engine, list(ENGINES), "Trainer")
+        _check_single(algorithm)
         self.algorithm = algorithm
-        self.seeds = seed if isinstance(seed, Seeds) else Seeds.of(seed)
+        self.seeds = known_seeds(seed)
         self.task = task.to(device)
         self.federation = federation.to(device, task.dtype)
         self.roster = Roster(
             self.federation,
-            Everyone() if sampler is None else sampler,
-            Work() if work is None else work,
+            able("sampler", Everyone() if sampler is None else sampler, "sample"),
+            able("work", Work() if work is None else work, "plan"),
             self.seeds,
             task.dtype,
             enrolled,
         )
         examples = self.federation.members[:2]
         features = self.task.check(self.federation.x[examples], self.federation.y[examples])
+        check_labels(self.task, self.federation)
         self.sizes = Sizes(federation.num_clients, federation.max_size, features)
         w, buffers = self.task.initial()
         template = init_client(algorithm, w, self.sizes)
@@ -114,6 +122,8 @@ class Trainer:
         start = init_server(algorithm, w, buffers, self.sizes)
         self._present = Present(start, 0, self.store.visible)
         self.engine.check(algorithm, start, self.roster.lookers(0))
+        if enrolled is None:
+            self.roster.cohort(0)  # what cannot be sampled or planned shows now
         self._described = {"engine": engine, "state": state}
         self._folders: dict[Path, CheckpointFolder] = {}
         self._tables: dict[int, dict[str, Tensor]] = {}  # rows that kept checkpoints refer to
@@ -157,6 +167,7 @@ class Trainer:
 
     def run(self, rounds: int) -> list[RoundResult]:
         """Train several rounds."""
+        check_whole("rounds", rounds, low=0)
         return [self.round() for _ in range(rounds)]
 
     def _look(self, server: Server, cohort: Assignment | None) -> tuple[Server, Traffic]:
@@ -210,11 +221,11 @@ class Trainer:
 
     def enroll(self, ids: Iterable[int]) -> None:
         """Let clients join before the next round."""
-        self._change(set(self.enrolled) | set(self.roster.valid(ids).tolist()))
+        self._change({*self.enrolled, *self.roster.known(ids)})
 
     def leave(self, ids: Iterable[int]) -> None:
         """Let clients leave before the next round; their states stay with them."""
-        self._change(set(self.enrolled) - set(self.roster.valid(ids).tolist()))
+        self._change(set(self.enrolled) - self.roster.known(ids))
 
     def _change(self, wanted: set[int]) -> None:
         self._settle()
@@ -222,12 +233,20 @@ class Trainer:
         joined = self.store.gather(sorted(wanted - before))
         left = self.store.gather(sorted(before - wanted))
         server = resize_server(self.algorithm, self.server, len(before), len(after), joined, left)
-        self.roster.enrolled = after
-        newcomers, only = sorted(wanted - before), self._looking(*REFRESH)
-        if newcomers and only and self.rounds_done:  # before the first round everybody looks
-            who = self.roster.lookers(self.rounds_done, newcomers)
-            server, _ = self._take_in(server, who, only)
+        old, self.roster.enrolled = self.roster.enrolled, after
+        try:
+            server = self._welcome(server, sorted(wanted - before))
+        except BaseException:
+            self.roster.enrolled = old
+            raise
         self._present = self._present._replace(server=server)
+
+    def _welcome(self, server: Server, newcomers: list[int]) -> Server:
+        """Let newcomers look at the model; before the first round everybody does."""
+        only = self._looking(*REFRESH)
+        if not (newcomers and only and self.rounds_done):
+            return server
+        return self._take_in(server, self.roster.lookers(self.rounds_done, newcomers), only)[0]
 
     # -- reading back ------------------------------------------------------------------------
     def model(self) -> nn.Module:
@@ -245,14 +264,18 @@ class Trainer:
     def client_state(self, client: int) -> dict[str, Tensor]:
         """Give every tensor of one client's state, e.g. `{"0.Scaffold": c_i}`."""
         self._settle()
-        state = self.store.gather([client])
+        state = self.store.gather(sorted(self.roster.known([client])))
         return {n: v[0] for n, v in _by_rule(self.algorithm.rules, state).items()}
 
     @torch.no_grad()
     def evaluate(self, x: Tensor, y: Tensor, *, batch: int = 1024) -> dict[str, float]:
         """Mean loss and metrics of the server's model on held-out examples."""
+        check_whole("batch", batch)
+        x, y = torch.as_tensor(x), torch.as_tensor(y)
         if len(x) != len(y) or not len(x):
-            raise DataError(f"evaluate needs as many inputs as targets, got {len(x)} and {len(y)}")
+            raise DataError(
+                f"evaluate needs at least one input and as many targets: {len(x)} and {len(y)}"
+            )
         totals: dict[str, float] = {}
         for start in range(0, len(x), batch):
             some = x[start : start + batch].to(self.engine.device)
@@ -341,12 +364,28 @@ class Trainer:
         """Find the folder again: it remembers what this run has saved and loaded."""
         if isinstance(folder, CheckpointFolder):
             return folder
+        if not isinstance(folder, str | Path):
+            raise ConfigError(f"checkpoints live in a folder, given by its path; got {folder!r}")
         return self._folders.setdefault(Path(folder).resolve(), CheckpointFolder(Path(folder)))
 
     def _protect(self, tables: dict[int, dict[str, Tensor]]) -> None:
         """Keep the rows that these checkpoints refer to."""
         self._tables = tables
         self.store.retain(tables.values())
+
+
+def _expect(name: str, value: Any, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise ConfigError(f"Trainer.{name} must be a {kind.__name__}, got {value!r}")
+
+
+def _check_single(algorithm: Algorithm) -> None:
+    for name, value in named_leaves(algorithm).items():
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ConfigError(
+                f"algorithm.{name} holds {value.numel()} numbers: a trainer runs one experiment; "
+                "`unstack` gives them one by one"
+            )
 
 
 def _light(rows: dict[str, Tensor]) -> dict[str, Tensor]:

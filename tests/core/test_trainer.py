@@ -174,9 +174,9 @@ def test_evaluate_is_the_mean_over_examples():
 
 
 def test_evaluate_refuses_nothing():
-    with pytest.raises(DataError, match="got 0 and 0"):
+    with pytest.raises(DataError, match="0 and 0"):
         _trainer().evaluate(torch.zeros(0, 4), torch.zeros(0))
-    with pytest.raises(DataError, match="got 2 and 1"):
+    with pytest.raises(DataError, match="2 and 1"):
         _trainer().evaluate(torch.zeros(2, 4), torch.zeros(1))
 
 

@@ -15,7 +15,7 @@ from undrift.errors import ConfigError
 @record
 class Pair:
     a: float = number(default=1.0, low=0, high=2)
-    b: float = number(default=0.5, low=0, open=True)
+    b: float = number(default=0.5, low=0, ends="()")
     kind: str = static(default="x")
 
 
@@ -50,7 +50,7 @@ def test_a_number_outside_its_range_is_refused(value):
 
 
 def test_an_open_range_leaves_its_end_out():
-    with pytest.raises(ConfigError, match=r"Pair\.b = 0 is outside \(0, inf\]"):
+    with pytest.raises(ConfigError, match=r"Pair\.b = 0.0 is outside \(0, inf\)"):
         Pair(b=0)
 
 

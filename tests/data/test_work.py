@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from undrift.core.random import bits, host_fold, integers
-from undrift.data import ExplicitWork, Federation, Work, micro_batches
+from undrift.data import ExplicitWork, Federation, Work
 from undrift.errors import ConfigError
 
 amounts = st.one_of(
@@ -225,19 +225,6 @@ def test_missing_and_empty_batches_are_refused():
 
 
 @quick
-@given(st.lists(st.integers(0, 15), min_size=1, max_size=5), st.integers(1, 6))
-def test_micro_batches_pass_once_over_everything_in_order(sizes, batch):
-    passes = unpadded(micro_batches(torch.tensor(sizes), batch))
-    for batches, n in zip(passes, sizes, strict=True):
-        assert [position for b in batches for position in b] == list(range(n))
-        assert all(len(b) == batch for b in batches[:-1])
-
-
-def test_micro_batches_need_room():
-    with pytest.raises(ConfigError, match="batch must be a whole number"):
-        micro_batches(torch.tensor([3]), 0)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("last", ["keep", "drop", "bootstrap", "full"])

@@ -142,3 +142,85 @@ def test_the_reference_engine_names_client_stage_rule_and_step() -> None:
     trainer = make(nn.Linear(6, 3), fl.Algorithm((Breaks(),)), engine="reference")
     with pytest.raises(ClientError, match="client 2, stage 'direction', rule 'Breaks', step 0"):
         trainer.round()
+
+
+class Tokens(nn.Module):
+    """Token ids with a padding row that must not move."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(6, 4, padding_idx=0), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.table(x).mean(1))
+
+
+class Gated(nn.Module):
+    """A GRU, whose batching rule is missing without grad inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.head = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.gru(x.unflatten(1, (2, 3)))[0][:, -1])
+
+
+class Warm(nn.Module):
+    """A temperature: a parameter without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.warmth = nn.Linear(6, 3), nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.warmth
+
+
+def hooked() -> nn.Module:
+    module = MODULES["sequence"]()
+    module[0].register_forward_hook(lambda layer, args, out: out * layer.weight.sum())
+    return module
+
+
+def pruned() -> nn.Module:
+    module = MODULES["sequence"]()
+    nn.utils.parametrizations.weight_norm(module[0])
+    return module
+
+
+UNUSUAL = {
+    "gru": Gated,
+    "scalar": Warm,
+    "hooked": hooked,
+    "parametrised": pruned,
+    "in-place relu": lambda: nn.Sequential(
+        nn.Linear(6, 5, bias=False), nn.ReLU(inplace=True), nn.Linear(5, 3)
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_modules_train_alike_on_every_path(name: str) -> None:
+    torch.manual_seed(0)
+    module = UNUSUAL[name]()
+    runs = [make(module, fl.fedavg(0.2), **o) for o in ({}, {"chunk": 1}, {"engine": "reference"})]
+    for run in runs:
+        run.run(2)
+    assert max(float((r.server.w - runs[-1].server.w).abs().max()) for r in runs) < 1e-12
+
+
+def test_a_padding_row_stays_where_it_is() -> None:
+    torch.manual_seed(0)
+    module = Tokens()
+    clients = [(torch.randint(0, 6, (n, 5)), torch.randint(0, 3, (n,))) for n in (5, 8, 3)]
+    runs = [
+        fl.Trainer(fl.Task(module, dtype=torch.float64), fl.Federation.of(clients), fl.fedavg(0.3),
+                   work=fl.Work(steps=3, batch=4), engine=engine)
+        for engine in ("vectorised", "reference")
+    ]  # fmt: skip
+    for run in runs:
+        run.run(2)
+        assert torch.equal(run.parameters()["table.weight"][0], torch.zeros(4, dtype=torch.float64))
+    assert (runs[0].server.w - runs[1].server.w).abs().max() < 1e-12

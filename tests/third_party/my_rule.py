@@ -12,7 +12,7 @@ class ClientMomentum(Rule):
     alpha = 1: FedAvg.
     """
 
-    alpha: float = number(default=0.1, low=0, high=1, open=True)
+    alpha: float = number(default=0.1, low=0, high=1, ends="(]")
 
     def init_server(self, w, sizes):
         return torch.zeros_like(w)  # the direction per local step

@@ -10,7 +10,7 @@ from torch import Tensor
 from undrift.core.local import Sgd
 from undrift.core.rule import Aggregate, ClientInfo, Mean, Rule, Sizes, overrides
 from undrift.core.task import Buffers, Vec
-from undrift.core.tree import EMPTY, Tree, part, record, tree_map
+from undrift.core.tree import EMPTY, Tree, part, record
 from undrift.errors import ConfigError, unknown_name
 
 REFRESH = ("cohort", "all", "once")  # who answers a rule's after_round
@@ -169,9 +169,3 @@ def write_personal(algo: Algorithm, server: Server, info: ClientInfo) -> tuple[T
     """Write what goes down to one client alone."""
     pairs = zip(algo.rules, server.states, strict=False)
     return tuple(rule.personal(state, info) for rule, state in pairs)
-
-
-def with_dtype(algo: Algorithm, dtype: torch.dtype) -> Algorithm:
-    """Cast stacked hyper-parameters to the model's type, so that they do not promote it."""
-    cast: Algorithm = tree_map(lambda v: v.to(dtype) if isinstance(v, Tensor) else v, algo)
-    return cast

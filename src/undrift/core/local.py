@@ -13,6 +13,7 @@ from torch import Tensor
 
 from undrift.core.task import Vec
 from undrift.core.tree import EMPTY, Tree, number, part, record
+from undrift.errors import ConfigError
 
 
 @record
@@ -28,7 +29,7 @@ class Schedule:
 class Exponential(Schedule):
     """lr * gamma^round (FedDyn, AdaBest: 0.998)."""
 
-    gamma: float = number(default=0.998, low=0, high=1, open=True)
+    gamma: float = number(default=0.998, low=0, high=1, ends="(]")
 
     def factor(self, round: Tensor, step: Tensor) -> Any:
         return self.gamma**round
@@ -40,6 +41,14 @@ class Milestones(Schedule):
 
     starts: tuple[int, ...] = ()
     factors: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        plain = len(self.starts) == len(self.factors) and list(self.starts) == sorted(self.starts)
+        if not plain or any(f < 0 for f in self.factors):
+            raise ConfigError(
+                f"Milestones(starts={self.starts!r}, factors={self.factors!r}): give one factor, "
+                "0 or more, for each start, and the starts in ascending order"
+            )
 
     def factor(self, round: Tensor, step: Tensor) -> Any:
         value = torch.ones_like(round)
@@ -53,7 +62,7 @@ class InverseTime(Schedule):
     """lr / (1 + decay * t), t counted in local steps over rounds of `steps` (rFedAvg's theory)."""
 
     decay: float = number(default=0.01, low=0)
-    steps: float = number(default=1.0, low=0, open=True)
+    steps: float = number(default=1.0, low=0, ends="()")
 
     def factor(self, round: Tensor, step: Tensor) -> Any:
         return 1.0 / (1.0 + self.decay * (round * self.steps + step))
@@ -68,8 +77,15 @@ class Sgd:
 
     lr: float = number(default=0.1, low=0)
     weight_decay: float = number(default=0.0, low=0)
-    clip: float | None = number(default=None, low=0, open=True)
+    clip: float | None = number(default=None, low=0, ends="()")
     schedule: Schedule = part(default_factory=Schedule)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.schedule, Schedule):
+            raise ConfigError(
+                f"{type(self).__name__}.schedule must be a schedule such as Exponential(0.998), "
+                f"got {self.schedule!r}"
+            )
 
     def init(self, w: Vec) -> Tree:
         """State for one round (C3)."""
@@ -92,7 +108,7 @@ class Sgd:
 class HeavyBall(Sgd):
     """buf <- momentum * buf + u;  w <- w - lr * buf  (torch.optim.SGD)."""
 
-    momentum: float = number(default=0.9, low=0, high=1)
+    momentum: float = number(default=0.9, low=0, high=1, ends="[)")
 
     def init(self, w: Vec) -> Tree:
         return torch.zeros_like(w)
@@ -106,7 +122,7 @@ class HeavyBall(Sgd):
 class Nesterov(Sgd):
     """buf <- momentum * buf + u;  w <- w - lr * (u + momentum * buf)  (torch.optim.SGD)."""
 
-    momentum: float = number(default=0.9, low=0, high=1)
+    momentum: float = number(default=0.9, low=0, high=1, ends="[)")
 
     def init(self, w: Vec) -> Tree:
         return torch.zeros_like(w)
@@ -122,7 +138,7 @@ class RmsProp(Sgd):
 
     linear: ClassVar[bool] = False
 
-    alpha: float = number(default=0.99, low=0, high=1)
+    alpha: float = number(default=0.99, low=0, high=1, ends="[)")
     eps: float = number(default=1e-8, low=0)
 
     def init(self, w: Vec) -> Tree:
@@ -140,8 +156,8 @@ class AdamW(Sgd):
     linear: ClassVar[bool] = False
     decoupled: ClassVar[bool] = True
 
-    beta1: float = number(default=0.9, low=0, high=1)
-    beta2: float = number(default=0.999, low=0, high=1)
+    beta1: float = number(default=0.9, low=0, high=1, ends="[)")
+    beta2: float = number(default=0.999, low=0, high=1, ends="[)")
     eps: float = number(default=1e-8, low=0)
 
     def init(self, w: Vec) -> Tree:

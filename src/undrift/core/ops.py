@@ -1,8 +1,9 @@
-"""Modules that train many clients at once: BatchNorm, Dropout and LSTM, rewritten for vmap.
+"""Modules that train many clients at once: BatchNorm, Dropout, LSTM and Linear, rewritten.
 
 torch's own BatchNorm counts padded rows and writes its buffers in place, its Dropout depends on the
-order of clients, and its LSTM has no batching rule.  `prepare` copies a module and exchanges these
-three.  They read what they need to know about the batch from the `Pass` that is running.
+order of clients, its LSTM has no batching rule, and its Linear cannot take its step while going
+back.  `prepare` copies a module and exchanges these four.  They read what they need to know about
+the batch from the `Pass` that is running.
 """
 
 from __future__ import annotations
@@ -90,14 +91,17 @@ class Place(NamedTuple):
 
 
 def prepare(module: nn.Module) -> nn.Module:
-    """Copy a module, with BatchNorm, Dropout and LSTM exchanged for ones that vmap.
+    """Copy a module, with BatchNorm, Dropout, LSTM and Linear exchanged for our own.
 
     Parameters, buffers, their names and all flags stay, so that what was trained loads back into
     the original.  Classes that define their own forward are left alone.
     """
     if any(is_lazy(p) for p in [*module.parameters(), *module.buffers()]):
         raise TaskError("a lazy module has no parameters yet: run one batch through it first")
-    twin = copy.deepcopy(module)
+    try:
+        twin = copy.deepcopy(module)
+    except RuntimeError as error:
+        raise TaskError(f"the module cannot be copied: {error}") from error
     number = 0
     for name, part in list(twin.named_modules()):
         if type(part).forward in FORWARDS and "forward" not in vars(part):
@@ -246,7 +250,6 @@ def _drop_between(self: nn.LSTM, x: Tensor) -> Tensor:
     return _drop(self, x.transpose(0, 1), self.dropout, x.dim()).transpose(0, 1)
 
 
-# Keyed by torch's own forward, so a subclass counts as long as it does not define another.
 def _linear_forward(self: nn.Linear, input: Tensor) -> Tensor:
     """Do what nn.Linear does, and the SGD step too where the pass says so."""
     how = current_pass().descent
@@ -255,6 +258,7 @@ def _linear_forward(self: nn.Linear, input: Tensor) -> Tensor:
     return descending_linear(input, self.weight, self.bias, how)
 
 
+# Keyed by torch's own forward, so a subclass counts as long as it does not define another.
 FORWARDS: dict[Callable[..., Any], Callable[..., Any]] = {
     _BatchNorm.forward: _batch_norm_forward,
     nn.Dropout.forward: _dropout_forward,

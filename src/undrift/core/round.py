@@ -57,9 +57,8 @@ def client_step(
     carry: Carry,
     batch: Batch,
     step: Tensor,
-    live: Tensor | None = None,
 ) -> Carry:
-    """Take one local step; a client with `live` False stands still."""
+    """Take one local step."""
     key = step_key(broadcast, client, "step", step)
     views = _views(algo, task, broadcast, client, carry, batch, key)
 
@@ -78,8 +77,7 @@ def client_step(
     w, optimizer = local_step(algo.local, carry.w, g, carry.optimizer, lr)
     scores = {n: carry.scores[n] + s for n, s in scores.items()}
     impulse = _impulse_step(algo, views, carry, lr)
-    moved = Carry(w, buffers, optimizer, carry.state, carry.loss + loss, scores, impulse)
-    return moved if live is None else tree.where(live, moved, carry)
+    return Carry(w, buffers, optimizer, carry.state, carry.loss + loss, scores, impulse)
 
 
 def client_finish(

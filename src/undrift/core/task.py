@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import fnmatch
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,11 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 
 def mse(output: Tensor, target: Tensor) -> Tensor:
     """Squared error, element by element."""
+    if output.shape != target.shape:
+        raise TaskError(
+            f"mse: outputs {tuple(output.shape)} and targets {tuple(target.shape)} differ in shape "
+            "and would be broadcast; give targets the outputs' shape, e.g. y[:, None]"
+        )
     return (output - target).square()
 
 
@@ -88,6 +93,7 @@ class Task:
         feature: str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
+        _check_arguments(module, metrics, feature)
         if dtype not in DTYPES:
             raise ConfigError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
         if not module.training:
@@ -100,6 +106,7 @@ class Task:
         self.metrics = dict(default if metrics is None else metrics)
         self.feature, self.dtype = feature, dtype
         self.module = prepare(module).to(dtype=dtype)
+        self.eval_module = copy.deepcopy(self.module).eval()
         named = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         if not named:
             raise TaskError("the module has no trainable parameter: nothing to learn")
@@ -112,6 +119,19 @@ class Task:
         self.counter_names = tuple(n for n, b in kept.items() if not b.is_floating_point())
         if feature is not None:
             _watch(self.module, feature)
+            _watch(self.eval_module, feature)
+
+    @classmethod
+    def build(cls, factory: Callable[[], nn.Module], seed: int, **settings: Any) -> Task:
+        """Make the module under a seed of its own; torch's generator stays as it was.
+
+        >>> a, b = (Task.build(lambda: nn.Linear(3, 2), seed=5) for _ in range(2))
+        >>> torch.equal(a.initial()[0], b.initial()[0])
+        True
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return cls(factory(), **settings)
 
     def initial(self) -> tuple[Vec, Buffers]:
         """Give the module's present parameters and buffers as flat vectors."""
@@ -139,7 +159,8 @@ class Task:
         values = {**parameters, **self.named_buffers(buffers)}
         values |= {alias: parameters[name] for alias, name in self.aliases.items()}
         with running(run):
-            value = functional_call(self.module, values, (x,), tie_weights=False)
+            module = self.module if run.training else self.eval_module
+            value = functional_call(module, values, (x,), tie_weights=False)
         features = run.notes.get("features")
         return Output(value, features, self._updated(buffers, run.new_buffers))
 
@@ -194,6 +215,9 @@ class Task:
         """Mean of each metric over the real examples of a batch."""
         with torch.no_grad():
             values = {n: metric(out.value, batch.y) for n, metric in self.metrics.items()}
+            for name, value in values.items():
+                if value.ndim == 0 or value.shape[0] != batch.y.shape[0]:
+                    raise TaskError(f"metric {name!r} must return one value per example")
             return {n: masked_mean(per_example(v), batch.mask) for n, v in values.items()}
 
     def slice(self, pattern: str) -> Tensor:
@@ -223,14 +247,21 @@ class Task:
     def clone(self) -> Task:
         """Copy for another thread: a module must not serve two passes at once."""
         twin = copy.copy(self)
-        twin.module = copy.deepcopy(self.module)
+        twin.module, twin.eval_module = copy.deepcopy((self.module, self.eval_module))
         return twin
 
     def to(self, device: torch.device | str) -> Task:
         """Move what is not in the vector (frozen parameters, constants) to a device."""
         twin = self.clone()
-        twin.module = twin.module.to(device)
+        twin.module, twin.eval_module = twin.module.to(device), twin.eval_module.to(device)
         return twin
+
+    def outputs(self, x: Tensor) -> int:
+        """Count the classes that the module tells apart."""
+        w, buffers = self.initial()
+        with torch.no_grad():
+            out = self.forward(w, buffers, x, Pass(None, None, False))
+        return out.value.shape[1]
 
     def check(self, x: Tensor, y: Tensor) -> int:
         """Try one small batch and explain what cannot work, before any training.
@@ -244,13 +275,14 @@ class Task:
             try:
                 out = self.forward(w.to(x.device), buffers, x, Pass(mask, key, True))
                 self.losses(out.value, y)
+                self.scores(out, Batch(x, y, mask, mask.long()))
                 trouble = find_trouble(self.module, x)
             except TaskError:
                 raise
             except Exception as error:
                 raise TaskError(
                     f"the module or its loss fails on inputs {tuple(x.shape)} {x.dtype} and "
-                    f"targets {tuple(y.shape)} {y.dtype}: {error}"
+                    f"targets {tuple(y.shape)} {y.dtype}: {error}{_advice(x)}"
                 ) from error
         if trouble:
             raise TaskError("; ".join(trouble))
@@ -295,16 +327,38 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return kept.sum(0) / mask.sum().clamp(min=1)
 
 
+def _check_arguments(module: Any, metrics: Any, feature: Any) -> None:
+    if not isinstance(module, nn.Module):
+        raise TaskError(f"Task needs an nn.Module, got {module!r}")
+    if metrics is not None and not (
+        isinstance(metrics, Mapping) and all(callable(m) for m in metrics.values())
+    ):
+        raise ConfigError(f"Task.metrics must map names to functions, got {metrics!r}")
+    if feature is not None and not isinstance(feature, str):
+        raise ConfigError(f"Task.feature must be the name of a layer, got {feature!r}")
+
+
 def _named_loss(loss: str | PerExample) -> tuple[str, PerExample]:
     if isinstance(loss, str):
         if loss not in LOSSES:
             raise unknown_name("loss", loss, list(LOSSES), "Task")
         return loss, LOSSES[loss]
+    if not callable(loss):
+        raise ConfigError(f"Task.loss must be a name or a function of (output, target): {loss!r}")
     if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
+        if loss.reduction not in ("mean", "none") or getattr(loss, "weight", None) is not None:
+            raise ConfigError(
+                f"Task.loss: {loss} is averaged over examples here; use reduction='mean' without "
+                "class weights, or a function of your own that returns one value per example"
+            )
         loss = copy.deepcopy(loss)
         vars(loss)["reduction"] = "none"
     name = getattr(loss, "__qualname__", type(loss).__qualname__)
     return name, loss
+
+
+def _advice(x: Tensor) -> str:
+    return "" if x.is_floating_point() else " (does the module expect x.float()?)"
 
 
 def _watch(module: nn.Module, feature: str) -> None:

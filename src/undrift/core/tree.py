@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from numbers import Real
 from typing import Any, TypeVar, dataclass_transform
 
 import torch
@@ -30,10 +31,10 @@ def static(default: Any = MISSING, *, choices: tuple[Any, ...] = ()) -> Any:
 
 
 def number(
-    default: Any = MISSING, *, low: float = -math.inf, high: float = math.inf, open: bool = False
+    default: Any = MISSING, *, low: float = -math.inf, high: float = math.inf, ends: str = "[]"
 ) -> Any:
-    """Make a numeric field with a declared range; `open` leaves the lower end out."""
-    return field(default=default, metadata={"range": (low, high, open)})
+    """Make a numeric field with a declared range; `ends` is "[]", "(]", "[)" or "()"."""
+    return field(default=default, metadata={"range": (low, high, ends)})
 
 
 def part(*, default_factory: Any) -> Any:
@@ -49,17 +50,22 @@ def check_fields(record: Any) -> None:
             owner, value = type(record).__name__, getattr(record, f.name)
             raise unknown_name(f.name, value, [str(c) for c in choices], owner)
         value, limits = getattr(record, f.name), f.metadata.get("range")
-        if limits is None or value is None or isinstance(value, Tensor):
-            continue
-        low, high, open_low = limits
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ConfigError(f"{type(record).__name__}.{f.name} must be a number, got {value!r}")
-        # written so that NaN fails too
-        if not ((low < value if open_low else low <= value) and value <= high):
-            left = f"{'(' if open_low else '['}{low:g}"
-            raise ConfigError(
-                f"{type(record).__name__}.{f.name} = {value!r} is outside {left}, {high:g}]"
-            )
+        if limits is not None and not (value is None and f.default is None):
+            _check_number(f"{type(record).__name__}.{f.name}", value, *limits)
+
+
+def _check_number(name: str, value: Any, low: float, high: float, ends: str) -> None:
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or torch._C._functorch.is_functorch_wrapped_tensor(value):
+            return  # stacked over experiments
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ConfigError(f"{name} must be a number, got {value!r}")
+    value = float(value)
+    above = low < value if ends[0] == "(" else low <= value
+    below = value < high if ends[1] == ")" else value <= high
+    if not (above and below and math.isfinite(value)):  # NaN fails too
+        raise ConfigError(f"{name} = {value!r} is outside {ends[0]}{low:g}, {high:g}{ends[1]}")
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(static, number, part, field))
@@ -150,6 +156,8 @@ def stack(trees: Sequence[T]) -> T:
     >>> stack([Prox(mu=0.1), Prox(mu=0.2)]).mu.shape
     torch.Size([2])
     """
+    if not trees:
+        raise ConfigError("nothing to stack: give at least one tree")
     first = structure(trees[0])
     for tree in trees[1:]:
         if structure(tree) != first:

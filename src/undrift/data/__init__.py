@@ -3,7 +3,7 @@
 from undrift.data.federation import Arrival, Federation
 from undrift.data.population import Cohort, Population, Sampler
 from undrift.data.sampler import Bernoulli, Everyone, Explicit, Sequential, Uniform, Weighted
-from undrift.data.work import ExplicitWork, LocalWork, Plan, Work, micro_batches
+from undrift.data.work import ExplicitWork, LocalWork, Plan, Work
 
 __all__ = [
     "Arrival",
@@ -21,5 +21,4 @@ __all__ = [
     "Uniform",
     "Weighted",
     "Work",
-    "micro_batches",
 ]

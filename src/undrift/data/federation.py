@@ -5,9 +5,9 @@ Letters: N clients, n member entries, C clients of a cohort.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ class Arrival:
     """
 
     rounds: int = static()
-    first: float = number(default=0.1, low=0, high=1, open=True)
+    first: float = number(default=0.1, low=0, high=1, ends="(]")
 
     def __post_init__(self) -> None:
         check_whole("Arrival.rounds", self.rounds)
@@ -65,7 +65,7 @@ class Federation:
         >>> Federation.of([(x, y), (x[:3], y[:3])])
         Federation(2 clients, 8 examples, x [2] float32, y [] int64, cpu)
         """
-        pairs = [_pair(x, y, f"client {i}") for i, (x, y) in enumerate(clients)]
+        pairs = [_pair(*_two(i, both), f"client {i}") for i, both in enumerate(_listed(clients))]
         _check_alike(pairs)
         full = [p for p in pairs if len(p.x)]
         sizes = torch.tensor([len(p.x) for p in pairs], dtype=torch.int64)
@@ -90,6 +90,7 @@ class Federation:
         tensor([2, 3])
         """
         pair = _pair(x, y, "the shared examples")
+        _listed(parts)
         lists = [_index_list(i, part, len(pair.x)) for i, part in enumerate(parts)]
         _check_some([len(p) for p in lists])
         sizes = torch.tensor([len(p) for p in lists], dtype=torch.int64)
@@ -176,10 +177,26 @@ def _tensor(values: Array, place: str) -> Tensor:
         raise DataError(f"{place}: cannot be made a tensor ({error})") from error
 
 
+def _listed(clients: Any) -> Any:
+    if isinstance(clients, dict | str) or not isinstance(clients, Iterable):
+        raise DataError(
+            f"clients are given as a list, one entry each; got {type(clients).__name__}"
+        )
+    return clients
+
+
+def _two(i: int, both: Any) -> tuple[Array, Array]:
+    if not isinstance(both, tuple | list) or len(both) != 2:
+        raise DataError(f"client {i} must be a pair (x, y), got {type(both).__name__}")
+    return both[0], both[1]
+
+
 def _pair(x: Array, y: Array, owner: str) -> Pair:
     pair = Pair(_tensor(x, f"x of {owner}"), _tensor(y, f"y of {owner}"))
     if not (pair.x.dim() and pair.y.dim()):
         raise DataError(f"{owner}: x and y need a first axis that counts the examples")
+    if not pair.y.is_floating_point() and not pair.y.is_complex():
+        pair = Pair(pair.x, pair.y.long())  # class numbers of any type, MNIST's uint8 too
     if len(pair.x) != len(pair.y):
         raise DataError(
             f"{owner}: x has {len(pair.x)} examples but y has {len(pair.y)}; give one target each"

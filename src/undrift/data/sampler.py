@@ -62,7 +62,7 @@ def _uniforms(population: Population, seed: int, *words: int | str) -> Floats:
 
 
 def _share(default: Any) -> Any:
-    return field(default=default, metadata={"static": True, "range": (0.0, 1.0, True)})
+    return field(default=default, metadata={"static": True, "range": (0.0, 1.0, "(]")})
 
 
 @record

@@ -80,6 +80,8 @@ class Work:
                 f"Work has epochs = {self.epochs} and steps = {self.steps}: give one of them, "
                 "and None for the other"
             )
+        if str(self.last) == "drop_last":  # torch's name for it
+            object.__setattr__(self, "last", "drop")
         if self.last not in LASTS:
             raise unknown_name("way to end an epoch", self.last, LASTS, "Work.last")
         if self.batch is not None:
@@ -190,22 +192,7 @@ def _full(sizes: Tensor, steps: Tensor, device: torch.device) -> Plan:
     return Plan(torch.where(used, slot, -1), steps.to(device))
 
 
-def micro_batches(sizes: Tensor, batch: int, device: torch.device | str | None = None) -> Plan:
-    """Plan one pass over all own examples in their order, in slices of `batch`.
-
-    >>> micro_batches(torch.tensor([3, 1]), batch=2).order.tolist()
-    [[[0, 1], [2, -1]], [[0, -1], [-1, -1]]]
-    """
-    check_whole("batch", batch)
-    device = sizes.device if device is None else torch.device(device)
-    sizes = sizes.cpu()  # sync, if they are on a device
-    steps = (sizes + batch - 1) // batch
-    slot = torch.arange(_most(steps) * batch, device=device)
-    order = torch.where(slot < sizes.to(device)[:, None], slot, -1)
-    return Plan(order.view(len(sizes), -1, batch), steps.to(device))
-
-
-Batches = Sequence[Sequence[int]]  # the positions of each step
+Batches = Sequence[Sequence[int]]  # one list of positions per step
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,12 @@ Equal to the general path within rounding.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.func import grad, vmap
 
 from undrift.core.algorithm import Algorithm, Broadcast, Client
 from undrift.core.linear import Descent
@@ -37,22 +39,37 @@ def is_plain(algo: Algorithm) -> bool:
     )
 
 
+# Layers that read nothing but their input and their own weights, once.
+LAYERS = (
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.LayerNorm, nn.GroupNorm),
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.Dropout, nn.Dropout1d, nn.Dropout2d),
+    *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d),
+    *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus),
+    *(nn.LogSoftmax, nn.Flatten, nn.Unflatten, nn.Identity, nn.Sequential),
+)
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
 def is_sequence(module: nn.Module) -> bool:
-    """Whether a module only hands its input from one of torch's own layers to the next.
+    """Whether a module only hands its input from one of `LAYERS` to the next.
 
     Then each weight is read once, by its own layer, and may move during the backward pass.
     """
-    parts = list(module.modules())
-    own = [p for p in parts if not isinstance(p, nn.Sequential)]
-    parameters = [id(p) for part in own for p in part.parameters(recurse=False)]
     calls = _calls(module)
+    parameters = [id(p) for part in module.modules() for p in part.parameters(recurse=False)]
     return (
-        all(type(p) is nn.Sequential or not list(p.children()) for p in parts)
-        and all(type(p).__mro__[0].__module__.startswith(("torch.nn", "undrift")) for p in parts)
+        all(_is_plain_layer(part) for part in module.modules())
         and all(p.requires_grad for p in module.parameters())
         and len(set(parameters)) == len(parameters)
         and len(set(calls)) == len(calls)
     )
+
+
+def _is_plain_layer(part: nn.Module) -> bool:
+    kind = getattr(part, "kind", type(part))  # prepared layers remember their class
+    hooked = any(getattr(part, hooks) for hooks in HOOKS)
+    changed = "forward" in vars(part) or getattr(part, "inplace", False)
+    return kind in LAYERS and not hooked and not changed
 
 
 def _calls(module: nn.Module) -> list[int]:
@@ -82,33 +99,46 @@ class PlainSteps:
         how = Descent(lr, 1 - lr * self.algo.local.weight_decay)
         parts = self._parts(carry.w)
         keys = vmap(lambda c: step_key(self.broadcast, c, "step", k))(clients)
+        gradients = self._fused_gradients if self.fused else self._gradients
+        grads, (loss, scores, buffers) = gradients(parts, (carry.buffers, batch, keys), how)
+        for name, g in grads.items():
+            _descend(parts[name].detach(), g, how)
+        total = {n: carry.scores[n] + s for n, s in scores.items()}
+        return carry._replace(buffers=buffers, loss=carry.loss + loss, scores=total)
 
+    def _losses(self, how: Descent | None) -> Callable[..., Any]:
         def losses(parts: Any, buffers: Buffers, batch: Batch, key: Tensor) -> Any:
-            run = Pass(batch.mask, key, True, descent=how if self.fused else None)
+            run = Pass(batch.mask, key, True, descent=how)
             out = self.task.forward_named(parts, buffers, batch.x, run)
-            return self.task.mean_loss(out, batch), self.task.scores(out, batch), out.buffers
+            loss = self.task.mean_loss(out, batch)
+            return loss, (loss, self.task.scores(out, batch), out.buffers)
 
-        loss, scores, buffers = self._map(losses, parts, (carry.buffers, batch, keys))
-        loss.sum().backward()
-        for name in parts.keys() - self.moved:
-            _descend(parts[name].data, parts[name].grad, how)
-        total = {n: carry.scores[n] + s.detach() for n, s in scores.items()}
-        buffers = tree_map(lambda v: v.detach(), buffers)
-        return carry._replace(buffers=buffers, loss=carry.loss + loss.detach(), scores=total)
+        return losses
+
+    def _gradients(self, parts: dict[str, Tensor], rest: Any, how: Descent) -> Any:
+        """Differentiate by named parameters: no flat gradient is put together."""
+        one = grad(self._losses(None), has_aux=True)
+        if self.together:
+            return vmap(one)(parts, *rest)
+        # one client: the plain call, whose kernels a CPU runs best
+        grads, aux = one(parts, *tree_map(lambda v: v[0], rest))
+        return grads, tree_map(lambda v: v[None], aux)
+
+    def _fused_gradients(self, parts: dict[str, Tensor], rest: Any, how: Descent) -> Any:
+        """Let linear layers move while going back; the others' gradients come out."""
+        leaves = {n: p.detach().requires_grad_() for n, p in parts.items()}
+        with torch.enable_grad():
+            losses, aux = vmap(self._losses(how))(leaves, *rest)
+            losses.sum().backward()
+        others = {n: leaves[n].grad for n in leaves.keys() - self.moved}
+        return others, tree_map(lambda v: v.detach(), aux)
 
     def _parts(self, w: Tensor) -> dict[str, Tensor]:
         """View the matrix [C, P] as named parameters [C, ...]; one client's without C."""
-        rows = w if self.together else w[0]
+        rows, lead = (w, (len(w),)) if self.together else (w[0], ())
         pieces = rows.split(self.task.sizes, -1)
         shapes = zip(self.task.names, pieces, self.task.shapes, strict=True)
-        return {n: p.unflatten(-1, s).detach().requires_grad_() for n, p, s in shapes}
-
-    def _map(self, function: Any, parts: dict[str, Tensor], rest: Any) -> Any:
-        if self.together:
-            return vmap(function)(parts, *rest)
-        # one client: the plain call, whose kernels a CPU runs best
-        made = function(parts, *tree_map(lambda v: v[0], rest))
-        return tree_map(lambda v: v[None], made)
+        return {n: p.view((*lead, *s)) for n, p, s in shapes}
 
 
 def _linear_names(module: nn.Module) -> set[str]:

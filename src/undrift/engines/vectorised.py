@@ -27,12 +27,14 @@ from undrift.core.round import (
 from undrift.core.rule import Sizes
 from undrift.core.task import Batch, Task
 from undrift.core.tree import Tree, leaves, tree_map
+from undrift.data.checks import check_whole
 from undrift.data.federation import Federation
 from undrift.engines.capacity import need_of, width_for, workers_for
 from undrift.engines.engine import Assignment, Engine, mean_rows
 from undrift.engines.plain import PlainSteps, is_plain, is_sequence
+from undrift.engines.reference import Reference
 from undrift.engines.workers import in_order
-from undrift.errors import ConfigError, TaskError, UndriftError
+from undrift.errors import TaskError, UndriftError
 from undrift.state.store import ClientStateStore
 
 
@@ -101,6 +103,7 @@ class Vectorised(Engine):
         """Repeat the choices of a recorded run."""
         self.chunk, self.workers = plan["chunk"], plan["workers"]
         self.in_place, self._decided = plan["in_place"], plan["decided"]
+        self._crew = []  # workers copy these choices
 
     def _decide(self, algo: Algorithm, work: Assignment) -> None:
         """Choose chunk and workers once, by what one client needs."""
@@ -122,10 +125,35 @@ class Vectorised(Engine):
         """Train chunk after chunk, or several side by side."""
 
         def train(worker: Vectorised, part: slice) -> tuple[list[int], Any, Any, Any]:
-            own = work.part(part)
-            return own.ids, *worker._train(algo, broadcast, _rows(clients, part), own)
+            own, some = work.part(part), _rows(clients, part)
+            try:
+                return own.ids, *worker._train(algo, broadcast, some, own)
+            except UndriftError:
+                raise
+            except Exception as error:
+                raise worker._explain(error, algo, broadcast, some, own) from error
 
         yield from in_order(train, self._chunks(algo, work), self._hire())
+
+    def _explain(
+        self,
+        error: Exception,
+        algo: Algorithm,
+        broadcast: Broadcast,
+        clients: Client,
+        work: Assignment,
+    ) -> UndriftError:
+        """Train the same clients one at a time to find out who failed, and where."""
+        plain = Reference(self.task, self.federation, self.store)
+        try:
+            for _ in plain.run_clients(algo, broadcast, clients, work):
+                pass
+        except UndriftError as named:
+            return named
+        return TaskError(
+            f"training {len(work.ids)} clients at once failed ({error}); engine='reference', which "
+            "trains one client at a time, does not fail on them"
+        )
 
     def _hire(self) -> list[Vectorised]:
         """Give each worker a module of its own: one must not serve two passes at once."""
@@ -233,8 +261,8 @@ class Vectorised(Engine):
 
 
 def _check_count(name: str, value: Any) -> None:
-    if value is not None and (isinstance(value, bool) or int(value) != value or value < 1):
-        raise ConfigError(f"{name} must be a whole number, at least 1, got {value!r}")
+    if value is not None:
+        check_whole(name, value)
 
 
 def check_vectorises(task: Task, batch: Batch) -> None:
@@ -251,10 +279,35 @@ def check_vectorises(task: Task, batch: Batch) -> None:
     except UndriftError:
         raise
     except Exception as error:
+        try:
+            grad(loss)(w, batch, key)
+        except Exception as alone:
+            raise TaskError(f"this module cannot be trained: {alone}") from alone
         raise TaskError(
             f"this module cannot be trained for many clients at once ({error}); "
             "engine='reference' trains one client at a time"
         ) from error
+    _check_padding(task, batch)
+
+
+def _check_padding(task: Task, batch: Batch) -> None:
+    """Refuse a module or loss that mixes examples: padding would change its results."""
+    w, buffers = task.initial()
+    key = torch.zeros((), dtype=torch.int64, device=w.device)
+
+    def losses(x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        out = task.forward(w, buffers, x, Pass(mask, key, True))
+        return task.losses(out.value, y)[: len(batch.x)]
+
+    with torch.no_grad():
+        x, y = (torch.cat([v, v.flip(0)[:1]]) for v in (batch.x, batch.y))
+        mask = torch.cat([batch.mask, batch.mask.new_zeros(1)])
+        alone, padded = losses(batch.x, batch.y, batch.mask), losses(x, y, mask)
+    if not torch.allclose(alone, padded, rtol=1e-3, atol=1e-5, equal_nan=True):
+        raise TaskError(
+            "the examples of a batch influence each other in this module or loss, so that padding "
+            "to a common length would change its results; engine='reference' does not pad"
+        )
 
 
 def over_clients(function: Callable[..., Any]) -> Callable[..., Any]:

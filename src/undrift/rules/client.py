@@ -43,10 +43,10 @@ class Scaffold(Rule):
         return torch.zeros_like(w)  # c_i
 
     def init_server(self, w: Vec, sizes: Sizes) -> Tree:
-        return torch.zeros_like(w)  # c, the mean of c_i over the population
+        return torch.zeros_like(w)  # c; unless c_by_size, the mean of c_i over the population
 
     def resize(self, state: Tree, before: int, after: int, joined: Tree, left: Tree) -> Tree:
-        return mean_after(state, before, after, joined, left)
+        return state if self.c_by_size else mean_after(state, before, after, joined, left)
 
     def broadcast(self, state: Tree) -> Tree:
         return state
@@ -75,7 +75,7 @@ class ScaffoldGradient(Rule):
         return torch.zeros_like(w)  # c
 
     def resize(self, state: Tree, before: int, after: int, joined: Tree, left: Tree) -> Tree:
-        return mean_after(state, before, after, joined, left)
+        return state if self.c_by_size else mean_after(state, before, after, joined, left)
 
     def broadcast(self, state: Tree) -> Tree:
         return state

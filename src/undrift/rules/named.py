@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from undrift.core.algorithm import Algorithm
-from undrift.core.local import AdamW, HeavyBall, Nesterov, RmsProp, Sgd
+from undrift.core.local import HeavyBall, Nesterov, Sgd
 from undrift.core.rule import Aggregate, Mean, Rule
 from undrift.errors import ConfigError, unknown_name
 from undrift.rules.aggregate import Nova
@@ -20,14 +20,6 @@ from undrift.rules.client import (
 )
 from undrift.rules.server import Adaptive, ServerMomentum, Step
 
-LOCALS: Mapping[str, type[Sgd]] = {
-    "sgd": Sgd,
-    "heavy_ball": HeavyBall,
-    "nesterov": Nesterov,
-    "rmsprop": RmsProp,
-    "adamw": AdamW,
-}
-
 
 def sgd(lr: float = 0.1, momentum: float = 0.0, *, nesterov: bool = False, **more: Any) -> Sgd:
     """Local SGD as in torch: plain, heavy ball or Nesterov.
@@ -35,6 +27,8 @@ def sgd(lr: float = 0.1, momentum: float = 0.0, *, nesterov: bool = False, **mor
     >>> type(sgd(0.1, momentum=0.9)).__name__
     'HeavyBall'
     """
+    if momentum == 0 and nesterov:
+        raise ConfigError("sgd(nesterov=True) needs a momentum above 0")
     if momentum == 0:
         return Sgd(lr=lr, **more)
     return (Nesterov if nesterov else HeavyBall)(lr=lr, momentum=momentum, **more)
@@ -179,6 +173,8 @@ def comfed(
         "scaf": (scaffold_rule(option, mode, c_weights),),
     }
     aggregates: dict[str, Aggregate] = {"nova": Nova()}
+    if server == "sgd" and adaptive:
+        raise ConfigError(f"comfed: server 'sgd' has no {', '.join(adaptive)}; use an adaptive one")
     settings = {"beta1": 0.9, "beta2": 0.99, "tau": COMFED_TAU.get(server), **adaptive}
     return Algorithm(
         rules.get(client, ()),

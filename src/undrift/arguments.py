@@ -1,0 +1,60 @@
+"""Checks of what a user hands over: one clear error each, before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+
+from undrift.core.random import Seeds
+from undrift.core.task import Task
+from undrift.data.checks import check_whole
+from undrift.data.federation import Federation
+from undrift.errors import ConfigError, DataError
+
+T = TypeVar("T")
+
+
+def known_device(device: Any) -> torch.device:
+    """Turn a name into a device that is there."""
+    try:
+        made = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"no device {device!r}: use 'cpu', 'cuda' or 'cuda:1'") from error
+    if made.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {device!r} is not supported: use 'cpu' or 'cuda'")
+    if made.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {device!r}: torch sees no CUDA device here; use 'cpu'")
+    return made
+
+
+def known_seeds(seed: Any) -> Seeds:
+    """Turn one whole number, or three, into seeds."""
+    for number in seed if isinstance(seed, Seeds) else (seed,):
+        check_whole("seed", number, low=-(2**63))
+        if number >= 2**63:
+            raise ConfigError(f"seed = {number} needs more than 63 bits")
+    return seed if isinstance(seed, Seeds) else Seeds.of(seed)
+
+
+def able(name: str, value: T, method: str) -> T:
+    """Refuse an object without the method that makes it what it should be."""
+    if isinstance(value, type) or not callable(getattr(value, method, None)):
+        raise ConfigError(f"Trainer.{name} must be an object with `{method}`, got {value!r}")
+    return value
+
+
+def check_labels(task: Task, federation: Federation) -> None:
+    """Refuse class numbers that the module has no output for, and say whose they are."""
+    if task.loss_name != "cross_entropy" or federation.y.is_floating_point():
+        return
+    classes = task.outputs(federation.x[federation.members[:1]])
+    labels = federation.y[federation.members]
+    bad = ((labels < 0) | (labels >= classes)).reshape(len(labels), -1).any(1).nonzero()
+    if len(bad):
+        entry = int(bad[0])
+        client = int(torch.searchsorted(federation.offsets, entry, right=True)) - 1
+        raise DataError(
+            f"client {client} has the label {labels[entry].flatten()[0].item()}, but the module "
+            f"has {classes} outputs: labels run from 0 to {classes - 1}"
+        )

@@ -5,14 +5,31 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
+from undrift.core.algorithm import Algorithm
 from undrift.core.random import Seeds
 from undrift.core.task import Task
+from undrift.core.tree import named_leaves
 from undrift.data.checks import check_whole
 from undrift.data.federation import Federation
 from undrift.errors import ConfigError, DataError
 
 T = TypeVar("T")
+
+
+def check_parts(task: Any, federation: Any, algorithm: Any) -> None:
+    """Refuse what is no task, federation or algorithm, or an algorithm of many experiments."""
+    kinds = {"task": (task, Task), "federation": (federation, Federation)}
+    for name, (value, kind) in {**kinds, "algorithm": (algorithm, Algorithm)}.items():
+        if not isinstance(value, kind):
+            raise ConfigError(f"Trainer.{name} must be a {kind.__name__}, got {value!r}")
+    for name, number in named_leaves(algorithm).items():
+        if isinstance(number, Tensor) and number.numel() != 1:
+            raise ConfigError(
+                f"algorithm.{name} holds {number.numel()} numbers: a trainer runs one experiment; "
+                "`unstack` gives them one by one"
+            )
 
 
 def known_device(device: Any) -> torch.device:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from undrift.arguments import able, check_labels, known_device, known_seeds
+from undrift.arguments import able, check_labels, check_parts, known_device, known_seeds
 from undrift.core.algorithm import (
     REFRESH,
     Algorithm,
@@ -34,9 +34,10 @@ from undrift.describe import describe
 from undrift.engines import ENGINES
 from undrift.engines.engine import Assignment, Engine
 from undrift.engines.traffic import NOTHING, Traffic, look_traffic, training_traffic
-from undrift.errors import ConfigError, CorruptCheckpoint, DataError, unknown_name
+from undrift.errors import DataError, unknown_name
 from undrift.roster import Roster
-from undrift.state.checkpoint import Checkpoint, CheckpointFolder
+from undrift.state.checkpoint import CheckpointFolder
+from undrift.state.keeper import Keeper, part_of
 from undrift.state.store import ClientStateStore, Place, Visible
 from undrift.version import __version__
 
@@ -90,15 +91,10 @@ class Trainer:
         enrolled: Iterable[int] | None = None,
         **options: Any,
     ) -> None:
-        _expect("task", task, Task)
-        _expect("federation", federation, Federation)
-        _expect("algorithm", algorithm, Algorithm)
-        device = known_device(device)
+        check_parts(task, federation, algorithm)
         if engine not in tuple(ENGINES):
             raise unknown_name("engine", engine, list(ENGINES), "Trainer")
-        _check_single(algorithm)
-        self.algorithm = algorithm
-        self.seeds = known_seeds(seed)
+        device, self.seeds, self.algorithm = known_device(device), known_seeds(seed), algorithm
         self.task = task.to(device)
         self.federation = federation.to(device, task.dtype)
         self.roster = Roster(
@@ -118,6 +114,7 @@ class Trainer:
         self.store = ClientStateStore(
             template, dtype=task.dtype, device=device, place=state, path=state_path
         )
+        self.keeper = Keeper(self.store)
         self.engine: Engine = ENGINES[engine](self.task, self.federation, self.store, **options)
         start = init_server(algorithm, w, buffers, self.sizes)
         self._present = Present(start, 0, self.store.visible)
@@ -125,8 +122,6 @@ class Trainer:
         if enrolled is None:
             self.roster.cohort(0)  # what cannot be sampled or planned shows now
         self._described = {"engine": engine, "state": state}
-        self._folders: dict[Path, CheckpointFolder] = {}
-        self._tables: dict[int, dict[str, Tensor]] = {}  # rows that kept checkpoints refer to
 
     @property
     def server(self) -> Server:
@@ -310,91 +305,26 @@ class Trainer:
     def save(self, folder: Path | str | CheckpointFolder) -> Path:
         """Write a checkpoint: atomic, checksummed; the previous one is kept too."""
         self._settle()
-        place = self._folder(folder)
-        self.store.claim(place.path)
-        self.store.seal()  # rows must be durable before a checkpoint refers to them
-        rows, rows_meta = self.store.snapshot()
         tensors = {f"server.{n}": v for n, v in named_leaves(self.server).items()}
-        tensors |= {f"clients.{n}": v for n, v in rows.items()}
         tensors["enrolled"] = torch.from_numpy(self.roster.enrolled)
-        meta = {"clients": rows_meta, "plan": self.engine.plan()}
-        # protected first: a save that fails late may have left a whole checkpoint behind
-        self._protect({**self._tables, self.rounds_done: _light(rows)})
-        path = place.save(self.rounds_done, tensors, meta, self.describe())
-        self._protect(dict(sorted(self._tables.items())[-place.keep :]))
-        return path
+        meta = {"plan": self.engine.plan()}
+        return self.keeper.save(folder, self.rounds_done, tensors, meta, self.describe())
 
     def load(self, folder: Path | str | CheckpointFolder) -> bool:
         """Go on from the newest checkpoint whose client states are whole; False if there is none.
 
         A checkpoint of another experiment is refused, with the difference.
         """
-        place = self._folder(folder)
-        self.store.claim(place.path)
-        newest = place.load(self.describe())
-        if newest is None:
+        found = self.keeper.load(folder, self.describe())
+        if found is None:
             return False
-        kept = [c for c in place.kept() if c.round <= newest.round]
-        self._adopt(self._first_whole(kept))
-        self._protect({c.round: _light(_part(c.tensors, "clients.")) for c in kept})
-        return True
-
-    def _first_whole(self, kept: Sequence[Checkpoint]) -> Checkpoint:
-        """Restore the client states of the newest checkpoint that has them all."""
-        for number, found in enumerate(kept, 1):
-            try:
-                rows = _part(found.tensors, "clients.")
-                self.store.restore(rows, found.meta["clients"])
-                return found
-            except CorruptCheckpoint as error:
-                if number == len(kept):
-                    raise
-                log.warning("round %d cannot be resumed: %s", found.round, error)
-        raise AssertionError("load() found a checkpoint, so at least one is kept")
-
-    def _adopt(self, found: Checkpoint) -> None:
-        saved = _part(found.tensors, "server.")
+        saved = part_of(found.tensors, "server.")
         values = [saved[n].to(self.engine.device) for n in named_leaves(self.server)]
         server = rebuild(structure(self.server), values)
         self._present = Present(server, found.round, self.store.visible)
         self.roster.enrolled = found.tensors["enrolled"].numpy()
         self.engine.use_plan(found.meta["plan"])
-
-    def _folder(self, folder: Path | str | CheckpointFolder) -> CheckpointFolder:
-        """Find the folder again: it remembers what this run has saved and loaded."""
-        if isinstance(folder, CheckpointFolder):
-            return folder
-        if not isinstance(folder, str | Path):
-            raise ConfigError(f"checkpoints live in a folder, given by its path; got {folder!r}")
-        return self._folders.setdefault(Path(folder).resolve(), CheckpointFolder(Path(folder)))
-
-    def _protect(self, tables: dict[int, dict[str, Tensor]]) -> None:
-        """Keep the rows that these checkpoints refer to."""
-        self._tables = tables
-        self.store.retain(tables.values())
-
-
-def _expect(name: str, value: Any, kind: type) -> None:
-    if not isinstance(value, kind):
-        raise ConfigError(f"Trainer.{name} must be a {kind.__name__}, got {value!r}")
-
-
-def _check_single(algorithm: Algorithm) -> None:
-    for name, value in named_leaves(algorithm).items():
-        if isinstance(value, Tensor) and value.numel() != 1:
-            raise ConfigError(
-                f"algorithm.{name} holds {value.numel()} numbers: a trainer runs one experiment; "
-                "`unstack` gives them one by one"
-            )
-
-
-def _light(rows: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Leave out what protection does not need: in memory, the rows themselves."""
-    return {n: t for n, t in rows.items() if n in ("ids", "slots")}
-
-
-def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+        return True
 
 
 def _by_rule(rules: Sequence[Rule], states: Sequence[Tree]) -> dict[str, Tensor]:

@@ -1,0 +1,61 @@
+"""What a source gives: examples to train and to test on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from undrift.errors import DataError
+
+Bytes8 = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Unreadable(DataError):
+    """A file is not what its name says; the loader adds where it lies and what to do."""
+
+
+class Pixels(NamedTuple):
+    """Pictures as they lie in a file."""
+
+    train_x: Bytes8  # [n, H, W, channels]
+    train_y: Bytes8  # [n]
+    test_x: Bytes8
+    test_y: Bytes8
+
+
+class Info(NamedTuple):
+    """Where examples came from and what was done to them."""
+
+    source: str
+    form: str  # "idx files", "npm package", "generated", ...
+    path: Path | None = None
+    normalise: str = "unit"
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    class_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Features and targets; `classes` is 0 where targets are numbers.
+
+    Sources with natural clients also say whose each example is.
+    """
+
+    train_x: Tensor  # [n, ...] float32
+    train_y: Tensor  # [n] int64, or [n, 1] float32
+    test_x: Tensor
+    test_y: Tensor
+    classes: int
+    info: Info
+    train_clients: Tensor | None = None  # [n] int64, the client of each example
+    test_clients: Tensor | None = None
+
+    def __repr__(self) -> str:
+        x, n, m = list(self.train_x.shape[1:]), len(self.train_x), len(self.test_x)
+        what = f"{self.classes} classes" if self.classes else "numbers"
+        return f"Examples({self.info.source}: {n} to train, {m} to test, x {x}, {what})"

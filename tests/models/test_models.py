@@ -1,0 +1,124 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from undrift.core.task import Task
+from undrift.engines.plain import is_sequence
+from undrift.errors import ConfigError
+from undrift.models import MODELS, build, feature_of
+
+COUNTS = [
+    ("mlp", {"inputs": 64, "hidden": 32, "classes": 10}, 2_410),
+    ("mlp", {"inputs": 60, "hidden": (), "classes": 10}, 610),
+    ("emnist_mlp", {}, 89_610),
+    ("emnist_mlp", {"classes": 26}, 91_226),
+    ("mnist_2nn", {}, 199_210),
+    ("mcmahan_cnn", {}, 1_663_370),
+    ("mcmahan_cnn", {"classes": 62}, 1_690_046),
+    ("mcmahan_cnn", {"pixels": 32, "channels": 3}, 2_156_490),
+    ("rfedavg_cifar", {}, 1_664_970),
+    ("feddyn_cnn", {}, 797_962),
+    ("feddyn_cnn", {"classes": 100}, 815_332),
+    ("feddyn_cnn", {"hidden": 394}, 815_892),
+    ("simple_cnn", {}, 1_626_442),
+    ("fedrl_mnist", {}, 431_080),
+    ("autoencoder", {}, 234_640),
+]
+# input of one example, output, width of the feature layer
+SHAPES = {
+    "mlp": ((1, 8, 8), 10, 32),
+    "emnist_mlp": ((1, 28, 28), 10, 100),
+    "mnist_2nn": ((784,), 10, 200),
+    "mcmahan_cnn": ((1, 28, 28), 10, 512),
+    "rfedavg_cifar": ((3, 28, 28), 10, 512),
+    "feddyn_cnn": ((3, 32, 32), 10, 192),
+    "simple_cnn": ((3, 32, 32), 10, 128),
+    "fedrl_mnist": ((1, 28, 28), 10, 500),
+    "autoencoder": ((1, 28, 28), 784, 128),
+}
+FIRST = [-0.0847901, 0.1088415, 0.1224031]
+NEEDED = {"mlp": {"inputs": 64, "hidden": 32, "classes": 10}}
+
+
+def make(name, seed=0):
+    return build(name, seed, **NEEDED.get(name, {}))
+
+
+@pytest.mark.parametrize(("name", "settings", "count"), COUNTS)
+def test_parameter_counts(name, settings, count):
+    net = build(name, 0, **settings)
+    assert sum(p.numel() for p in net.parameters()) == count
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_shapes_and_the_feature_layer(name):
+    given, out, width = SHAPES[name]
+    net, seen = make(name), []
+    net.get_submodule(feature_of(name)).register_forward_hook(lambda m, i, o: seen.append(o.shape))
+    assert net(torch.zeros(2, *given)).shape == (2, out)
+    assert seen == [(2, width)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_engines_can_run_it_as_a_plain_sequence(name):
+    assert is_sequence(Task(make(name)).module)
+
+
+def test_weights_are_a_function_of_the_seed_alone():
+    torch.manual_seed(1)
+    one = make("mnist_2nn", 5).state_dict()
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    two, other = make("mnist_2nn", 5).state_dict(), make("mnist_2nn", 6).state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(one[n], two[n]) and not torch.equal(one[n], other[n]) for n in one)
+
+
+def test_first_weights_do_not_change_between_releases():
+    weights = make("mlp", 3)[1].weight.flatten()[:3].tolist()
+    assert weights == pytest.approx(FIRST, abs=1e-7)
+
+
+def test_weights_have_torchs_default_distribution():
+    layer = make("feddyn_cnn").fc1
+    twin = nn.Linear(1600, 384)
+    for ours, theirs in ((layer.weight, twin.weight), (layer.bias, twin.bias)):
+        assert ours.abs().max() <= 1 / math.sqrt(1600)
+        assert ours.std().item() == pytest.approx(theirs.std().item(), rel=0.15)
+        assert abs(ours.mean().item()) < 5 * ours.std().item() / math.sqrt(ours.numel())
+
+
+def test_simple_cnn_has_xavier_weights():
+    net = make("simple_cnn")
+    for layer, fans in ((net.conv2, 9 * (32 + 64)), (net.fc1, 12544 + 128)):
+        bound = math.sqrt(6 / fans)
+        assert 0.99 * bound < layer.weight.abs().max() <= bound
+
+
+def test_the_autoencoder_answers_between_0_and_1():
+    out = make("autoencoder")(torch.full((3, 784), 9.0))
+    assert out.min() > 0 and out.max() < 1
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("mcmahan_cn", {}, "models: no model named 'mcmahan_cn'. Did you mean 'mcmahan_cnn'"),
+        ("feddyn_cnn", {"clases": 10}, "models.feddyn_cnn: .*'clases'. Did you mean 'classes'"),
+        ("mlp", {"inputs": 3, "classes": 2}, "models.mlp: needs the setting 'hidden'"),
+        ("mlp", {"inputs": 3, "hidden": 0, "classes": 2}, "hidden must be at least 1, got 0"),
+        ("mlp", {"inputs": "3", "hidden": 4, "classes": 2}, "inputs must be a whole number"),
+        ("mcmahan_cnn", {"classes": True}, "classes must be a whole number"),
+        ("mcmahan_cnn", {"pixels": 30}, "pixels = 30 cannot be halved twice"),
+    ],
+)
+def test_mistakes_are_named(name, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        build(name, 0, **settings)
+
+
+def test_feature_of_an_unknown_model_is_refused():
+    with pytest.raises(ConfigError, match="no model named 'resnet'"):
+        feature_of("resnet")

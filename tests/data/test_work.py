@@ -224,7 +224,6 @@ def test_missing_and_empty_batches_are_refused():
         ExplicitWork({(0, 2): [[1], []]})
 
 
-@quick
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("last", ["keep", "drop", "bootstrap", "full"])

@@ -224,3 +224,21 @@ def test_a_padding_row_stays_where_it_is() -> None:
         run.run(2)
         assert torch.equal(run.parameters()["table.weight"][0], torch.zeros(4, dtype=torch.float64))
     assert (runs[0].server.w - runs[1].server.w).abs().max() < 1e-12
+
+
+def test_an_embedding_that_counts_its_rows_is_refused_where_rows_are_padded() -> None:
+    clients = [(torch.randint(0, 6, (n, 5)), torch.randint(0, 3, (n,))) for n in (5, 8)]
+    module = Tokens()
+    module.table.scale_grad_by_freq = True
+    data, task = fl.Federation.of(clients), fl.Task(module)
+    with pytest.raises(TaskError, match="scale_grad_by_freq"):
+        fl.Trainer(task, data, fl.fedavg(0.1))
+    assert fl.Trainer(task, data, fl.fedavg(0.1), engine="reference").round().round == 1
+
+
+def test_leaving_does_not_touch_a_c_that_is_no_mean() -> None:
+    trainer = make(nn.Linear(6, 3), fl.scaffold(0.1, c_weights="size"))
+    trainer.run(2)
+    before = trainer.server_state()["0.Scaffold"]
+    trainer.leave([1])
+    assert torch.equal(trainer.server_state()["0.Scaffold"], before)

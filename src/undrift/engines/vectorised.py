@@ -267,6 +267,11 @@ def _check_count(name: str, value: Any) -> None:
 
 def check_vectorises(task: Task, batch: Batch) -> None:
     """Try one step for two clients at once, so that a module that cannot is named at once."""
+    if any(getattr(part, "scale_grad_by_freq", False) for part in task.module.modules()):
+        raise TaskError(
+            "an embedding with scale_grad_by_freq=True counts padded rows too; leave it out, or "
+            "use engine='reference', which does not pad"
+        )
     w, buffers = task.initial()
     key = torch.zeros((), dtype=torch.int64, device=w.device)
 

@@ -1,5 +1,6 @@
 """undrift: federated learning that does not drift."""
 
+from undrift.comparing import compare
 from undrift.core.algorithm import Algorithm
 from undrift.core.random import Seeds
 from undrift.core.rule import Aggregate, ClientInfo, ClientView, Rule, ServerView, Sizes
@@ -18,6 +19,17 @@ from undrift.data import (
     Work,
 )
 from undrift.errors import UndriftError
+from undrift.experiment import (
+    Choice,
+    EngineSettings,
+    Evaluation,
+    Experiment,
+    History,
+    Holding,
+    TaskSettings,
+    load_experiments,
+    run,
+)
 from undrift.rules import (
     AdamW,
     Adaptive,
@@ -63,14 +75,20 @@ __all__ = [
     "Arrival",
     "Batch",
     "Bernoulli",
+    "Choice",
     "ClientInfo",
     "ClientView",
+    "EngineSettings",
+    "Evaluation",
     "Everyone",
+    "Experiment",
     "Explicit",
     "ExplicitWork",
     "Exponential",
     "Federation",
     "HeavyBall",
+    "History",
+    "Holding",
     "InverseTime",
     "Mean",
     "Milestones",
@@ -94,6 +112,7 @@ __all__ = [
     "Sizes",
     "Step",
     "Task",
+    "TaskSettings",
     "Trainer",
     "Tree",
     "UndriftError",
@@ -104,6 +123,7 @@ __all__ = [
     "__version__",
     "catalogue",
     "comfed",
+    "compare",
     "fedadagrad",
     "fedadam",
     "fedavg",
@@ -111,10 +131,12 @@ __all__ = [
     "fednova",
     "fedprox",
     "fedyogi",
+    "load_experiments",
     "masked_mean",
     "number",
     "part",
     "record",
+    "run",
     "scaffold",
     "scaffold_m",
     "sgd",

@@ -5,15 +5,22 @@ from __future__ import annotations
 import functools
 import hashlib
 from dataclasses import fields, is_dataclass
+from itertools import chain
 from types import CodeType, FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from undrift.core.task import LOSSES, Task
+from undrift.core.losses import LOSSES
+from undrift.core.task import Task
 from undrift.data.federation import Federation
+from undrift.data.spool import Rows, Streamed, pieces
+
+# What lies in a file does not change, and to read all of it takes long.
+_digests: WeakKeyDictionary[Federation, str] = WeakKeyDictionary()
 
 
 def describe(value: Any) -> Any:
@@ -107,11 +114,11 @@ def _array(value: Tensor) -> Any:
     return {"shape": list(value.shape), "dtype": str(value.dtype), "digest": digest(value)}
 
 
-def digest(*values: Tensor) -> str:
-    """Digest the bytes of tensors."""
+def digest(*values: Rows) -> str:
+    """Digest the bytes of tensors; of what lies in a file, piece by piece."""
     made = hashlib.blake2b(digest_size=16)
-    for value in values:
-        flat = value.detach().cpu().contiguous().reshape(-1)
+    for piece in chain.from_iterable(map(pieces, values)):
+        flat = piece.detach().cpu().contiguous().reshape(-1)
         made.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
     return made.hexdigest()
 
@@ -130,14 +137,23 @@ def _task(task: Task) -> dict[str, Any]:
         "metrics": {n: describe(m) for n, m in sorted(task.metrics.items())},
         "feature": task.feature,
         "dtype": str(task.dtype),
+        "augment": describe(task.augment),
     }
 
 
 def _federation(federation: Federation) -> dict[str, Any]:
-    parts = (federation.x, federation.y, federation.members, federation.sizes)
     return {
         "clients": federation.num_clients,
         "examples": len(federation.members),
         "arrival": describe(federation.arrival),
-        "digest": digest(*parts),
+        "digest": _content(federation),
     }
+
+
+def _content(federation: Federation) -> str:
+    if federation in _digests:
+        return _digests[federation]
+    made = digest(federation.x, federation.y, federation.members, federation.sizes)
+    if isinstance(federation.x, Streamed):
+        _digests[federation] = made
+    return made

@@ -30,6 +30,7 @@ from undrift.core.task import Batch, Task
 from undrift.core.tree import Tree, leaves, named_leaves, rebuild, structure
 from undrift.data import Everyone, Federation, LocalWork, Sampler, Work
 from undrift.data.checks import check_whole
+from undrift.data.spool import Rows, Streamed
 from undrift.describe import describe
 from undrift.engines import ENGINES
 from undrift.engines.engine import Assignment, Engine
@@ -55,6 +56,7 @@ class RoundResult(NamedTuple):
     floats_down: int  # sent to the cohort, in all
     floats_up: int
     seconds: float
+    steps: int  # local steps of all clients together
 
 
 class Present(NamedTuple):
@@ -206,7 +208,8 @@ class Trainer:
             why = "not finite, or no batch to train on"
             log.warning("round %d: left out clients %s (%s)", self.rounds_done, skipped, why)
         loss = float(losses.mean()) if len(losses) else math.nan
-        return RoundResult(self.rounds_done, ids, skipped, loss, scores, *sent, seconds)
+        steps = int(rows.steps.sum())
+        return RoundResult(self.rounds_done, ids, skipped, loss, scores, *sent, seconds, steps)
 
     # -- population --------------------------------------------------------------------------
     @property
@@ -263,10 +266,10 @@ class Trainer:
         return {n: v[0] for n, v in _by_rule(self.algorithm.rules, state).items()}
 
     @torch.no_grad()
-    def evaluate(self, x: Tensor, y: Tensor, *, batch: int = 1024) -> dict[str, float]:
+    def evaluate(self, x: Rows, y: Rows, *, batch: int = 1024) -> dict[str, float]:
         """Mean loss and metrics of the server's model on held-out examples."""
         check_whole("batch", batch)
-        x, y = torch.as_tensor(x), torch.as_tensor(y)
+        x, y = (v if isinstance(v, Streamed) else torch.as_tensor(v) for v in (x, y))
         if len(x) != len(y) or not len(x):
             raise DataError(
                 f"evaluate needs at least one input and as many targets: {len(x)} and {len(y)}"

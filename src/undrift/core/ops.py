@@ -127,6 +127,13 @@ def read_buffers(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
+def draws_anything(module: nn.Module) -> bool:
+    """Whether a pass through a prepared module takes random decisions."""
+    dropouts = (_dropout_forward, _channel_dropout_forward)
+    kinds = [(type(part).forward, part) for part in module.modules()]
+    return any(f in dropouts or (isinstance(p, nn.LSTM) and p.dropout > 0) for f, p in kinds)
+
+
 def _refuse(part: nn.Module, name: str) -> None:
     if isinstance(part, nn.LSTM) and part.proj_size > 0:
         raise TaskError(

@@ -59,7 +59,8 @@ def client_step(
     step: Tensor,
 ) -> Carry:
     """Take one local step."""
-    key = step_key(broadcast, client, "step", step)
+    key = step_key(task, broadcast, client, "step", step)
+    batch = task.augmented(batch, key)  # once: loss, penalties and directions see the same
     views = _views(algo, task, broadcast, client, carry, batch, key)
 
     def objective(v: Vec) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor], Buffers]]:
@@ -124,7 +125,7 @@ def client_begin(
 ) -> Client:
     """Let rules prepare their state on one piece of the client's own data."""
     carry = client_start(algo, task, broadcast, client)
-    key = step_key(broadcast, client, "begin", piece)
+    key = step_key(task, broadcast, client, "begin", piece)
     views = _views(algo, task, broadcast, client, carry, batch, key)
     state = tuple(r.begin(v) for r, v in zip(algo.rules, views, strict=False))
     # a neighbour may have more pieces: one without examples changes nothing
@@ -146,7 +147,7 @@ def measure(
     The result is multiplied by the number of examples in the piece, so that pieces add; divide
     the sum by n_i (`mean_over_data`) to get the mean over the client's data.
     """
-    key = step_key(broadcast, client, hook, piece)
+    key = step_key(task, broadcast, client, hook, piece)
     views = _views(algo, task, broadcast, client, carry, batch, key)
     parts = algo.parts if hook == "probe" else algo.rules
     seen = [
@@ -179,8 +180,12 @@ def all_finite(value: Tree) -> Tensor:
     return torch.isfinite(torch.stack([v.sum() for v in floats]).sum())
 
 
-def step_key(broadcast: Broadcast, client: Client, purpose: str, step: Tensor) -> Tensor:
-    """Key the randomness of one forward pass (dropout)."""
+def step_key(
+    task: Task, broadcast: Broadcast, client: Client, purpose: str, step: Tensor
+) -> Tensor:
+    """Key the randomness of one forward pass (dropout, augmentation)."""
+    if not task.draws:
+        return broadcast.seed  # nobody will ask: a fifth of a small model's step is saved
     return fold(broadcast.seed, purpose, broadcast.round.long(), client.info.id, step.long())
 
 
@@ -293,7 +298,7 @@ def check_path(
 
     A gradient of ones goes through the chain, states zero: it must come out constant.
     """
-    key = step_key(broadcast, client, "step", torch.zeros_like(broadcast.round))
+    key = step_key(task, broadcast, client, "step", torch.zeros_like(broadcast.round))
     carry = client_start(algo, task, broadcast, client)
     views = _views(algo, task, broadcast, client, carry, batch, key)
     g = torch.ones_like(broadcast.w)

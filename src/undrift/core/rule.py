@@ -84,6 +84,7 @@ class Rule:
     needs_path: ClassVar[bool] = False  # reads view.path: the local optimizer must be linear
     shares_probe: ClassVar[bool] = False  # reads view.cohort: costs a second exchange
     refresh: ClassVar[str] = "cohort"  # who answers after_round: "cohort", "all", "once" at first
+    observes: ClassVar[bool] = False  # measures and changes nothing: what it sends is not counted
 
     # -- client half ------------------------------------------------------------------------
     def init_client(self, w: Vec, sizes: Sizes) -> Tree:

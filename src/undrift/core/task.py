@@ -13,14 +13,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional as F
 
-from undrift.core.ops import Pass, current_pass, prepare, read_buffers, running
+from undrift.core.augmented import Augment, augment_rows, check_augment
+from undrift.core.losses import LOSSES, METRICS, PerExample
+from undrift.core.ops import (
+    Pass,
+    current_pass,
+    draws_anything,
+    prepare,
+    read_buffers,
+    running,
+)
 from undrift.core.trouble import find_trouble
 from undrift.errors import ConfigError, TaskError, unknown_name
 
 Vec = Tensor  # [P], the flat parameter vector
-PerExample = Callable[[Tensor, Tensor], Tensor]  # (output, target) -> one value per example
 
 
 class Batch(NamedTuple):
@@ -47,28 +54,6 @@ class Output(NamedTuple):
     buffers: Buffers  # after the pass
 
 
-def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy per example; targets are class numbers or probabilities."""
-    return F.cross_entropy(output, target, reduction="none")
-
-
-def mse(output: Tensor, target: Tensor) -> Tensor:
-    """Squared error, element by element."""
-    if output.shape != target.shape:
-        raise TaskError(
-            f"mse: outputs {tuple(output.shape)} and targets {tuple(target.shape)} differ in shape "
-            "and would be broadcast; give targets the outputs' shape, e.g. y[:, None]"
-        )
-    return (output - target).square()
-
-
-def accuracy(output: Tensor, target: Tensor) -> Tensor:
-    """1 where the largest output is the target's class."""
-    return (output.argmax(1) == target).to(output.dtype)
-
-
-LOSSES: Mapping[str, PerExample] = {"cross_entropy": cross_entropy, "mse": mse}
-METRICS: Mapping[str, PerExample] = {"accuracy": accuracy}
 DTYPES = (torch.float32, torch.float64)
 
 
@@ -78,6 +63,7 @@ class Task:
     `loss` is "cross_entropy", "mse" or a function of (output, target) that returns one value per
     example.  `feature` names a submodule whose output is the feature; "name:input" takes what
     goes into that submodule instead.  Parameters with requires_grad=False stay out of the vector.
+    `augment`, a function (x, key) -> x, changes the batch of every training step.
 
     >>> task = Task(nn.Linear(3, 2))
     >>> task.size
@@ -92,8 +78,9 @@ class Task:
         metrics: Mapping[str, PerExample] | None = None,
         feature: str | None = None,
         dtype: torch.dtype = torch.float32,
+        augment: Augment | None = None,
     ) -> None:
-        _check_arguments(module, metrics, feature)
+        _check_arguments(module, metrics, feature, augment)
         if dtype not in DTYPES:
             raise ConfigError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
         if not module.training:
@@ -104,9 +91,10 @@ class Task:
         self.original, self.loss_name, self.loss = module, *_named_loss(loss)
         default = METRICS if loss == "cross_entropy" else {}
         self.metrics = dict(default if metrics is None else metrics)
-        self.feature, self.dtype = feature, dtype
+        self.feature, self.dtype, self.augment = feature, dtype, augment
         self.module = prepare(module).to(dtype=dtype)
         self.eval_module = copy.deepcopy(self.module).eval()
+        self.draws = augment is not None or draws_anything(self.module)
         named = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         if not named:
             raise TaskError("the module has no trainable parameter: nothing to learn")
@@ -197,6 +185,12 @@ class Task:
         counters = [values[n] for n in self.counter_names]
         return Buffers(floats, torch.stack(counters) if counters else old.counters)
 
+    def augmented(self, batch: Batch, key: Tensor) -> Batch:
+        """Augment the batch of a training step, whose key this is."""
+        if self.augment is None:
+            return batch
+        return batch._replace(x=augment_rows(self.augment, batch.x, key))
+
     def losses(self, value: Tensor, target: Tensor) -> Tensor:
         """Loss per example, [B]."""
         loss = self.loss(value, target)
@@ -286,6 +280,8 @@ class Task:
                 ) from error
         if trouble:
             raise TaskError("; ".join(trouble))
+        if self.augment is not None:
+            check_augment(self.augment, x)
         if self.feature is not None and out.features is None:
             raise TaskError(f"the feature layer {self.feature!r} is never called in forward()")
         return 0 if out.features is None else out.features[0].numel()
@@ -327,7 +323,7 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return kept.sum(0) / mask.sum().clamp(min=1)
 
 
-def _check_arguments(module: Any, metrics: Any, feature: Any) -> None:
+def _check_arguments(module: Any, metrics: Any, feature: Any, augment: Any) -> None:
     if not isinstance(module, nn.Module):
         raise TaskError(f"Task needs an nn.Module, got {module!r}")
     if metrics is not None and not (
@@ -336,6 +332,8 @@ def _check_arguments(module: Any, metrics: Any, feature: Any) -> None:
         raise ConfigError(f"Task.metrics must map names to functions, got {metrics!r}")
     if feature is not None and not isinstance(feature, str):
         raise ConfigError(f"Task.feature must be the name of a layer, got {feature!r}")
+    if augment is not None and not callable(augment):
+        raise ConfigError(f"Task.augment must be a function of (x, key), got {augment!r}")
 
 
 def _named_loss(loss: str | PerExample) -> tuple[str, PerExample]:

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from undrift.core.tree import number, record, static
+from undrift.data import gather
 from undrift.data.checks import check_whole
+from undrift.data.gather import Array, Pair, as_pair, as_tensor, finite_rows, kind
+from undrift.data.spool import Rows, Spool, Streamed, limit_for, pieces
 from undrift.errors import ConfigError, DataError
 
-Array = Tensor | NDArray[np.generic]
 Indices = Sequence[int] | NDArray[np.integer] | Tensor
 
 
@@ -43,13 +47,13 @@ class Arrival:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Federation:
-    """All clients' examples on one device, and the list of rows that each client owns.
+    """All clients' examples, and the list of rows that each client owns.
 
-    Make one with `Federation.of` or `Federation.split`.
+    Make one with `Federation.of`, `Federation.split` or `Federation.from_datasets`.
     """
 
-    x: Tensor  # [rows, ...]
-    y: Tensor  # [rows, ...]
+    x: Rows  # [rows, ...]
+    y: Rows  # [rows, ...]
     members: Tensor  # [n] row ids, client after client
     offsets: Tensor  # [N + 1] where each client's members start
     sizes: Tensor  # [N] always on the CPU: plans are shaped by it
@@ -65,7 +69,7 @@ class Federation:
         >>> Federation.of([(x, y), (x[:3], y[:3])])
         Federation(2 clients, 8 examples, x [2] float32, y [] int64, cpu)
         """
-        pairs = [_pair(*_two(i, both), f"client {i}") for i, both in enumerate(_listed(clients))]
+        pairs = [as_pair(*_two(i, both), f"client {i}") for i, both in enumerate(_listed(clients))]
         _check_alike(pairs)
         full = [p for p in pairs if len(p.x)]
         sizes = torch.tensor([len(p.x) for p in pairs], dtype=torch.int64)
@@ -89,7 +93,7 @@ class Federation:
         >>> Federation.split(torch.zeros(5, 2), torch.zeros(5), [[0, 3], [4, 1, 2]]).sizes
         tensor([2, 3])
         """
-        pair = _pair(x, y, "the shared examples")
+        pair = as_pair(x, y, "the shared examples")
         _listed(parts)
         lists = [_index_list(i, part, len(pair.x)) for i, part in enumerate(parts)]
         _check_some([len(p) for p in lists])
@@ -98,6 +102,40 @@ class Federation:
         if not allow_shared:
             _check_owned_once(made)
         return made
+
+    @classmethod
+    def from_datasets(
+        cls,
+        clients: Sequence[gather.Client],
+        *,
+        keep: Literal["auto", "memory", "disk"] = "auto",
+        folder: Path | str | None = None,
+        arrival: Arrival | None = None,
+    ) -> Federation:
+        """Read one Dataset, DataLoader or iterable of batches (x, y) per client, once.
+
+        Examples that do not fit into memory (`keep="disk"`: all) go to a file in `folder`, by
+        default in the system's temporary folder.  Each local step fetches its batch from there.
+        The file is deleted with the federation.
+
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> data = TensorDataset(torch.zeros(5, 2), torch.zeros(5, dtype=torch.long))
+        >>> Federation.from_datasets([data, DataLoader(data, batch_size=2, drop_last=True)])
+        Federation(2 clients, 9 examples, x [2] float32, y [] int64, cpu)
+        """
+        listed = list(_listed(clients))
+        _check_some([1] * len(listed))
+        spool = Spool(limit_for(keep), None if folder is None else Path(folder))
+        sizes = torch.zeros(len(listed), dtype=torch.int64)
+        try:
+            for i, pair in gather.read(listed):
+                spool.add(pair)
+                sizes[i] += len(pair.x)
+            x, y = spool.finish()
+        except BaseException:
+            spool.discard()
+            raise
+        return cls(x, y, torch.arange(len(x)), _offsets(sizes), sizes, arrival)
 
     @property
     def num_clients(self) -> int:
@@ -111,20 +149,23 @@ class Federation:
 
     @property
     def device(self) -> torch.device:
-        """Tell where the examples live."""
-        return self.x.device
+        """Tell where examples are when they are trained on; on disk they stay where they are."""
+        return self.members.device
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Federation:
-        """Move the examples; `dtype` changes x and y where they are floating-point."""
+        """Move the examples; `dtype` changes x and y where they are floating-point.
+
+        Examples on disk stay there: batches are moved and changed as they are fetched.
+        """
         if dtype is not None and not dtype.is_floating_point:
             raise ConfigError(f"dtype must be floating-point, got {dtype}")
         device = self.device if device is None else torch.device(device)
-        x, y = (v.to(device, dtype if v.is_floating_point() else None) for v in (self.x, self.y))
+        x, y = (v.to(device, dtype if v.is_floating_point() else v.dtype) for v in (self.x, self.y))
         members, offsets = self.members.to(device), self.offsets.to(device)
         moved = replace(self, x=x, y=y, members=members, offsets=offsets)
-        if dtype is not None:
+        if any(_narrower(*both) for both in ((x, self.x), (y, self.y))):
             _check_finite(moved)  # a narrower type may have overflowed
         return moved
 
@@ -157,30 +198,16 @@ class Federation:
     def __repr__(self) -> str:
         x, y = (f"{list(v.shape[1:])} {str(v.dtype)[6:]}" for v in (self.x, self.y))
         counts = f"{self.num_clients} clients, {len(self.members)} examples"
-        return f"Federation({counts}, x {x}, y {y}, {self.device})"
-
-
-class Pair(NamedTuple):
-    """Features and targets of equal length."""
-
-    x: Tensor
-    y: Tensor
-
-
-def _tensor(values: Array, place: str) -> Tensor:
-    if isinstance(values, np.ndarray):
-        # torch warns about read-only arrays and refuses negative strides.
-        values = np.require(values, requirements=["C", "W"])
-    try:
-        return torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{place}: cannot be made a tensor ({error})") from error
+        place = f"{self.device}{', on disk' if isinstance(self.x, Streamed) else ''}"
+        return f"Federation({counts}, x {x}, y {y}, {place})"
 
 
 def _listed(clients: Any) -> Any:
-    if isinstance(clients, dict | str) or not isinstance(clients, Iterable):
+    one = isinstance(clients, Dataset | DataLoader)  # would be iterated item by item
+    if one or isinstance(clients, dict | str) or not isinstance(clients, Iterable):
+        advice = " (`Subset`s deal one dataset to clients)" if one else ""
         raise DataError(
-            f"clients are given as a list, one entry each; got {type(clients).__name__}"
+            f"clients are given as a list, one entry each; got {type(clients).__name__}{advice}"
         )
     return clients
 
@@ -189,19 +216,6 @@ def _two(i: int, both: Any) -> tuple[Array, Array]:
     if not isinstance(both, tuple | list) or len(both) != 2:
         raise DataError(f"client {i} must be a pair (x, y), got {type(both).__name__}")
     return both[0], both[1]
-
-
-def _pair(x: Array, y: Array, owner: str) -> Pair:
-    pair = Pair(_tensor(x, f"x of {owner}"), _tensor(y, f"y of {owner}"))
-    if not (pair.x.dim() and pair.y.dim()):
-        raise DataError(f"{owner}: x and y need a first axis that counts the examples")
-    if not pair.y.is_floating_point() and not pair.y.is_complex():
-        pair = Pair(pair.x, pair.y.long())  # class numbers of any type, MNIST's uint8 too
-    if len(pair.x) != len(pair.y):
-        raise DataError(
-            f"{owner}: x has {len(pair.x)} examples but y has {len(pair.y)}; give one target each"
-        )
-    return pair
 
 
 def _check_some(sizes: Sequence[int]) -> None:
@@ -217,23 +231,21 @@ def _check_alike(pairs: Sequence[Pair]) -> None:
     for i, pair in enumerate(pairs):
         for name, one, other in zip("xy", pairs[first], pair, strict=True):
             # an empty client often comes as torch.empty(0), which has no shape to compare
-            if len(other) and _kind(one) != _kind(other):
+            if len(other) and kind(one) != kind(other):
                 raise DataError(
-                    f"{name} of client {i} is {_kind(other)} per example but client {first} has "
-                    f"{_kind(one)}; bring all clients to one shape, type and device"
+                    f"{name} of client {i} is {kind(other)} per example but client {first} has "
+                    f"{kind(one)}; bring all clients to one shape, type and device"
                 )
 
 
-def _kind(v: Tensor) -> str:
-    return f"{list(v.shape[1:])} {str(v.dtype)[6:]} on {v.device}"
-
-
 def _index_list(i: int, part: Indices, num_rows: int) -> Tensor:
-    rows = _tensor(part if isinstance(part, Tensor) else np.asarray(part), f"client {i}'s indices")
+    rows = as_tensor(
+        part if isinstance(part, Tensor) else np.asarray(part), f"client {i}'s indices"
+    )
     if not rows.numel():
         return torch.zeros(0, dtype=torch.int64)
     if rows.dim() != 1 or rows.dtype.is_floating_point or rows.dtype == torch.bool:
-        raise DataError(f"client {i}: give a flat list of example indices, not {_kind(rows)}")
+        raise DataError(f"client {i}: give a flat list of example indices, not {kind(rows)}")
     rows = rows.to("cpu", torch.int64)
     outside = rows[(rows < 0) | (rows >= num_rows)]
     if len(outside):
@@ -244,13 +256,16 @@ def _index_list(i: int, part: Indices, num_rows: int) -> Tensor:
     return rows
 
 
+def _offsets(sizes: Tensor) -> Tensor:
+    return torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+
+
 def _assemble(
     x: Tensor, y: Tensor, members: Tensor, sizes: Tensor, arrival: Arrival | None
 ) -> Federation:
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
     if x.device != y.device:
         raise DataError(f"x is on {x.device} but y is on {y.device}; move one of them")
-    made = Federation(x, y, members.to(x.device), offsets.to(x.device), sizes, arrival)
+    made = Federation(x, y, members.to(x.device), _offsets(sizes).to(x.device), sizes, arrival)
     _check_finite(made)
     return made
 
@@ -260,19 +275,22 @@ def _owner(federation: Federation, entry: int) -> int:
     return int(torch.searchsorted(offsets, entry, right=True)) - 1
 
 
+def _narrower(after: Rows, before: Rows) -> bool:
+    if not after.is_floating_point():
+        return False
+    return torch.finfo(after.dtype).max < torch.finfo(before.dtype).max
+
+
 def _check_finite(federation: Federation) -> None:
     for name, values in (("x", federation.x), ("y", federation.y)):
         if not (values.is_floating_point() or values.is_complex()):
             continue
-        good = torch.isfinite(values).flatten(1).all(1) if values.dim() > 1 else values.isfinite()
-        bad = (~good[federation.members]).nonzero()[:1]
+        good = torch.cat([finite_rows(piece) for piece in pieces(values)])
+        bad = (~good.to(federation.device)[federation.members]).nonzero()[:1]
         if len(bad):
             client = _owner(federation, int(bad))
             position = int(bad) - int(federation.offsets[client])
-            raise DataError(
-                f"{name} of client {client}, example {position}, holds NaN or infinity; "
-                "clean or drop it before building the federation"
-            )
+            raise gather.not_finite(name, client, position)
 
 
 def _check_owned_once(federation: Federation) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -18,6 +15,7 @@ from undrift.core.ops import Pass
 from undrift.core.rule import Sizes
 from undrift.core.task import Batch, Task
 from undrift.core.tree import size_in_floats
+from undrift.data.spool import free_memory
 
 log = logging.getLogger("undrift")
 
@@ -92,23 +90,4 @@ def free_bytes(device: torch.device) -> int:
     """Tell how much memory is free on a device."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return min(_available(), _allowed())
-
-
-def _available() -> int:
-    """Memory that the system could give, page cache included where it says so."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _allowed() -> int:
-    """Memory that a container may still take; without a limit, more than there is."""
-    try:
-        group = Path("/sys/fs/cgroup")
-        limit, used = (int((group / f"memory.{n}").read_text()) for n in ("max", "current"))
-    except (OSError, ValueError):
-        return sys.maxsize
-    return max(0, limit - used)
+    return free_memory()

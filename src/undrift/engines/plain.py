@@ -98,13 +98,22 @@ class PlainSteps:
         lr = float(self.algo.local.lr_at(self.broadcast.round, k))
         how = Descent(lr, 1 - lr * self.algo.local.weight_decay)
         parts = self._parts(carry.w)
-        keys = vmap(lambda c: step_key(self.broadcast, c, "step", k))(clients)
+        keys = vmap(lambda c: step_key(self.task, self.broadcast, c, "step", k))(clients)
+        batch = self._augmented(batch, keys)
         gradients = self._fused_gradients if self.fused else self._gradients
         grads, (loss, scores, buffers) = gradients(parts, (carry.buffers, batch, keys), how)
         for name, g in grads.items():
             _descend(parts[name].detach(), g, how)
         total = {n: carry.scores[n] + s for n, s in scores.items()}
         return carry._replace(buffers=buffers, loss=carry.loss + loss, scores=total)
+
+    def _augmented(self, batch: Batch, keys: Tensor) -> Batch:
+        if self.task.augment is None:
+            return batch
+        if self.together:
+            return vmap(self.task.augmented)(batch, keys)
+        one = self.task.augmented(*tree_map(lambda v: v[0], (batch, keys)))
+        return tree_map(lambda v: v[None], one)
 
     def _losses(self, how: Descent | None) -> Callable[..., Any]:
         def losses(parts: Any, buffers: Buffers, batch: Batch, key: Tensor) -> Any:

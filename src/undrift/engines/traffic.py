@@ -32,9 +32,15 @@ def training_traffic(algo: Algorithm, outcome: Outcome) -> Traffic:
         if part.shares_probe
     ]
     each_down = size_in_floats((sent.w, sent.buffers.floats, sent.notes, sent.cohort))
-    each_up = size_in_floats((report.total, report.uploads, report.buffers[0]))
+    uploads, notes = _counted(algo, report.uploads), _counted(algo, outcome.rows.notes)
+    each_up = size_in_floats((report.total, uploads, report.buffers[0]))
     down = each_down * count + size_in_floats(outcome.clients.notes)
-    return Traffic(down, each_up * count + size_in_floats((shared, outcome.rows.notes)))
+    return Traffic(down, each_up * count + size_in_floats((shared, notes)))
+
+
+def _counted(algo: Algorithm, sent: tuple[Tree, ...]) -> list[Tree]:
+    """Leave out what is sent for the sake of measurement alone."""
+    return [v for rule, v in zip(algo.rules, sent, strict=True) if not rule.observes]
 
 
 def look_traffic(sent: Tree, rows: Tree, clients: int) -> Traffic:

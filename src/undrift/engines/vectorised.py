@@ -7,7 +7,7 @@ shrinks as clients finish.  A cohort that does not fit is trained in chunks.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -61,10 +61,16 @@ class GeneralSteps:
 
     def step(self, clients: Client, carry: Carry, batch: Batch, k: Tensor) -> Carry:
         """Take one local step."""
-        moved: Carry = over_clients(lambda c, s, b: client_step(*self.shared, c, s, b, k))(
-            clients, carry, batch
-        )
-        return moved
+
+        def one(client: Client, carry: Carry, batch: Batch) -> Carry:
+            return client_step(*self.shared, client, carry, batch, k)
+
+        if len(carry.w) > 1:
+            moved: Carry = vmap(one)(clients, carry, batch)
+            return moved
+        # a single client: the plain call is faster
+        alone = one(*_rows((clients, carry, batch), 0))
+        return tree_map(lambda v: v[None], alone)
 
 
 class Vectorised(Engine):
@@ -313,17 +319,6 @@ def _check_padding(task: Task, batch: Batch) -> None:
             "the examples of a batch influence each other in this module or loss, so that padding "
             "to a common length would change its results; engine='reference' does not pad"
         )
-
-
-def over_clients(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Map over the client axis: vmap, or for a single client the plain call, which is faster."""
-
-    def mapped(*trees: Any) -> Any:
-        if len(leaves(trees)[0]) > 1:
-            return vmap(function)(*trees)
-        return tree_map(lambda v: v[None], function(*_rows(trees, 0)))
-
-    return mapped
 
 
 def join(*parts: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from undrift.core.algorithm import Algorithm
@@ -220,13 +221,6 @@ def comfed_name(client: str, server: str) -> str:
     return COMFED_NAMES.get((client, server), client + server)
 
 
-def _cell(client: str, server: str) -> Callable[..., Algorithm]:
-    def build(**settings: Any) -> Algorithm:
-        return comfed(client, server, **settings)
-
-    return build
-
-
 def catalogue() -> dict[str, Named]:
     """List every algorithm that has a name."""
     singles = [
@@ -241,7 +235,7 @@ def catalogue() -> dict[str, Named]:
         Named("fedyogi", fedyogi, "Reddi et al. 2021"),
     ]
     cells = [
-        Named(f"comfed:{c}-{s}", _cell(c, s), f"ComFed, {comfed_name(c, s)}")
+        Named(f"comfed:{c}-{s}", partial(comfed, c, s), f"ComFed, {comfed_name(c, s)}")
         for c in COMFED_CLIENTS
         for s in COMFED_SERVERS
     ]

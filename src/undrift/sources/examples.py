@@ -37,6 +37,8 @@ class Info(NamedTuple):
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     class_names: tuple[str, ...] = ()
+    client_names: tuple[str, ...] = ()  # where clients are natural and have names
+    feature_names: tuple[str, ...] = ()  # of the columns of a table
 
 
 @dataclass(frozen=True, eq=False)

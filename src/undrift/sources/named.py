@@ -19,6 +19,7 @@ from undrift.sources.forms import PictureSet
 from undrift.sources.normalise import check_norm, norm_named, to_floats
 from undrift.sources.place import data_directory
 from undrift.sources.synthetic import synthetic, synthetic_regression
+from undrift.sources.table import table
 
 
 class Source(NamedTuple):
@@ -52,6 +53,7 @@ SOURCES: Mapping[str, Source] = {
     "digits": Source("digits", digits),
     "synthetic": Source("synthetic", synthetic),
     "synthetic-regression": Source("synthetic-regression", synthetic_regression),
+    "table": Source("table", table),
     **{n: Source(n, partial(load_pictures, data), data) for n, data in PICTURES.items()},
 }
 

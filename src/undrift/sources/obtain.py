@@ -16,7 +16,7 @@ from undrift.state.disk import make_directory, sweep
 
 
 class Available(NamedTuple):
-    """What there is of a source: embedded, generated, found, incomplete or missing."""
+    """What there is of a source: embedded, generated, your own, found, incomplete or missing."""
 
     name: str
     state: str
@@ -66,7 +66,8 @@ def available(directory: Path | str | None = None) -> list[Available]:
 def _available(source: Source, directory: Path) -> Available:
     if source.pictures is None:
         if source.name != "digits":
-            return Available(source.name, "generated", None, 0)
+            state = "your own" if source.name == "table" else "generated"
+            return Available(source.name, state, None, 0)
         embedded = Path(__file__).with_name(FILE)
         return Available(source.name, "embedded", embedded, embedded.stat().st_size)
     found = forms.find(source.pictures, directory)

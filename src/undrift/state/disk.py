@@ -103,6 +103,14 @@ def open_rows(path: Path) -> int:
         raise failure("open", path, error, "Nothing was written") from error
 
 
+def open_append(path: Path) -> int:
+    """Open a file that only ever grows at its end, creating it where it is missing."""
+    try:
+        return _os_open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise failure("open", path, error, "Nothing was written") from error
+
+
 def write_atomically(path: Path, chunks: Iterable[Bytes]) -> None:
     """Write a file that appears whole or not at all, and stays after a power cut.
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from undrift.core.algorithm import Algorithm
-from undrift.core.task import LOSSES, Task
+from undrift.core.losses import LOSSES
+from undrift.core.task import Task
 from undrift.core.tree import named_leaves
 from undrift.data import Explicit, ExplicitWork, Federation, LocalWork, Sampler, Uniform, Work
 from undrift.trainer import Trainer
@@ -77,7 +78,9 @@ def in_dtype(task: Task, dtype: torch.dtype) -> Task:
     """Make the same task in another precision."""
     loss = task.loss_name if task.loss_name in LOSSES else task.loss
     metrics, feature = task.metrics, task.feature
-    return Task(task.original, loss, metrics=metrics, feature=feature, dtype=dtype)
+    return Task(
+        task.original, loss, metrics=metrics, feature=feature, dtype=dtype, augment=task.augment
+    )
 
 
 def run(world: World, algorithm: Algorithm, rounds: int, **options: Any) -> dict[str, Tensor]:

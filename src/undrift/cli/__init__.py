@@ -1,0 +1,87 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+
+from undrift.cli import catalogue, data, experiments, folders
+from undrift.errors import UndriftError
+from undrift.version import __version__
+
+__all__ = ["main", "parser"]
+
+EXAMPLES = """\
+first steps:
+  undrift run digits                                  train FedAvg on the embedded digits
+  undrift compare digits algorithm.use=fedavg,scaffold seed=0,1,2
+  undrift init mine.csv --client hospital             write an experiment file for your own table
+  undrift show scaffold                               settings, defaults and paper
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    made = argparse.ArgumentParser(
+        prog="undrift",
+        description="Federated learning that does not drift.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--version", action="version", version=f"undrift {__version__}")
+    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for module in (experiments, folders, data, catalogue):
+        module.add_commands(commands)
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; an error of ours is one line, not a traceback."""
+    chosen = _parsed(arguments)
+    _set_up()
+    try:
+        code: int = chosen.action(chosen)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except UndriftError as error:
+        print(f"undrift: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("undrift: stopped; what is done is kept, the same command goes on", file=sys.stderr)
+        return 130
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Let settings stand anywhere: argparse wants them together."""
+    made = parser()
+    chosen, rest = made.parse_known_args(arguments)
+    settings = [a for a in rest if "=" in a and not a.startswith("-") and "changes" in chosen]
+    strange = [a for a in rest if a not in settings]
+    if strange:
+        made.error(f"unknown arguments: {' '.join(strange)}")
+    if settings:
+        chosen.changes = [*chosen.changes, *settings]
+    return chosen
+
+
+def _set_up() -> None:
+    """Let own modules be found, `kill` stop as Ctrl-C does, and warnings be one line."""
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    with suppress(ValueError):  # not in the main thread: somebody else handles signals
+        signal.signal(signal.SIGTERM, _stop)
+    logging.basicConfig(format="undrift: %(message)s", stream=sys.stderr)
+    warnings.formatwarning = lambda message, *_, **__: f"undrift: {message}\n"
+
+
+def _stop(number: int, frame: object) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,130 @@
+"""`undrift list` and `undrift show`: what there is, and what its settings are."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from undrift.cli.common import Commands
+from undrift.errors import unknown_name
+from undrift.experiment.comparison import aligned
+from undrift.experiment.folder import RunFolder
+from undrift.experiment.history import main_metric
+from undrift.experiment.names import parameters, records, sections
+from undrift.experiment.shipped import shipped_experiments
+from undrift.experiment.spec import load
+from undrift.experiment.tables import write_value
+from undrift.rules.named import catalogue
+
+KINDS = {
+    "algorithms": "algorithm",
+    "partitions": "partition",
+    "sources": "data",
+    "models": "model",
+    "samplers": "sampler",
+}
+
+
+def add_commands(commands: Commands) -> None:
+    """Describe the commands that look things up."""
+    known = [*KINDS, "rules", "experiments"]
+    listing = commands.add_parser("list", help="name every algorithm, partition, source, model ...")
+    listing.add_argument("kind", nargs="?", metavar="KIND", help=f"one of: {', '.join(known)}")
+    listing.set_defaults(action=do_list)
+    show = commands.add_parser("show", help="show settings of a name, an experiment or a run")
+    show.add_argument("name", metavar="NAME", help="a name of `undrift list`, a file or a folder")
+    show.add_argument("changes", nargs="*", metavar="NAME=VALUE", help="overrides, as for `run`")
+    show.set_defaults(action=do_show)
+
+
+def everything() -> dict[str, dict[str, str]]:
+    """List every name with one line about it, kind by kind."""
+    found: dict[str, dict[str, str]] = {}
+    papers = {name: entry.paper for name, entry in catalogue().items()}
+    for kind, section in KINDS.items():
+        names = sections()[section]
+        found[kind] = {n: papers.get(n) or _first_line(f) for n, f in names.items()}
+    found["rules"] = {n: _first_line(kind) for n, kind in records().items()}
+    found["experiments"] = {n: _comment(p) for n, p in shipped_experiments().items()}
+    return found
+
+
+def _first_line(function: Callable[..., Any]) -> str:
+    target = getattr(function, "func", function)
+    return (inspect.getdoc(target) or "").split("\n")[0]
+
+
+def _comment(path: Path) -> str:
+    first = path.read_text("utf-8").split("\n")[0]
+    return first.removeprefix("#").strip()
+
+
+def do_list(chosen: argparse.Namespace) -> int:
+    """Print names, of one kind or of all."""
+    found = everything()
+    if chosen.kind is not None and chosen.kind not in found:
+        raise unknown_name("kind", chosen.kind, list(found), "undrift list")
+    for kind, names in found.items():
+        if chosen.kind in (None, kind):
+            print(("" if kind == next(iter(found)) or chosen.kind else "\n") + f"{kind}:")
+            width = max(map(len, names))
+            print("\n".join(f"  {n:<{width}}  {line}".rstrip() for n, line in names.items()))
+    return 0
+
+
+def do_show(chosen: argparse.Namespace) -> int:
+    """Print what a name stands for."""
+    path = Path(chosen.name)
+    if (path / "rounds.jsonl").is_file():
+        return _show_run(RunFolder(path))
+    names = {n: (k, f) for k, s in KINDS.items() for n, f in sections()[s].items()}
+    names |= {n: ("rules", f) for n, f in records().items() if n not in names}
+    if chosen.name in names and not chosen.changes and chosen.name not in shipped_experiments():
+        _show_name(chosen.name, *names[chosen.name])
+        return 0
+    if path.suffix == ".toml" or path.exists() or chosen.name in shipped_experiments():
+        return _show_experiment(chosen)
+    raise unknown_name("name, experiment or run", chosen.name, [*names, *shipped_experiments()])
+
+
+def _show_name(name: str, kind: str, function: Callable[..., Any]) -> None:
+    entry = catalogue().get(name)
+    paper = f" ({entry.paper})" if entry is not None else ""
+    print(f"{name}, one of the {kind}{paper}\n")
+    target = getattr(function, "func", function)
+    print((inspect.getdoc(target) or "").split("\n\n>>>")[0])
+    settings = parameters(function)
+    if settings:
+        rows = [["setting", "default"], *([n, _default(p)] for n, p in settings.items())]
+        print("\n" + "\n".join(aligned(rows)))
+
+
+def _default(parameter: inspect.Parameter) -> str:
+    if parameter.default is parameter.empty:
+        return "needed"
+    plain = isinstance(parameter.default, bool | int | float | str)
+    return write_value(parameter.default) if plain else "-"
+
+
+def _show_experiment(chosen: argparse.Namespace) -> int:
+    experiments = load(chosen.name, chosen.changes)
+    print(experiments[0].to_toml(), end="")
+    if len(experiments) > 1:
+        print(f"\n# and {len(experiments) - 1} more of this sweep:")
+        for one in experiments[1:]:
+            print(f"# {one.label}, seed {one.seed_number}")
+    return 0
+
+
+def _show_run(folder: RunFolder) -> int:
+    history, table = folder.history(), folder.table() or {}
+    state = "complete" if folder.summary() is not None else "not complete: run it again to go on"
+    print(f"{folder.path}: {table.get('label')}, {len(history)} of {table.get('rounds')} rounds, "
+          f"{state}")  # fmt: skip
+    if len(history):
+        metric = main_metric(history)
+        print(f"{metric}: last {history.last(metric):.4f}, best {history.best(metric):.4f}")
+    return 0

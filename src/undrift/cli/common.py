@@ -1,0 +1,84 @@
+"""What several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from undrift.errors import ConfigError
+from undrift.experiment.events import Listener
+from undrift.experiment.spec import Experiment, check_name, load
+from undrift.report.terminal import TerminalView
+from undrift.trackers import open_trackers
+
+Commands = Any  # argparse's own type is private
+
+
+def add_experiment(made: argparse.ArgumentParser) -> None:
+    """Add the experiment and its overrides."""
+    made.add_argument(
+        "experiment", metavar="EXPERIMENT", help="a TOML file, or a name of `undrift list`"
+    )
+    made.add_argument(
+        "changes",
+        nargs="*",
+        metavar="NAME=VALUE",
+        help="settings by dotted name, e.g. algorithm.lr=0.05; commas or a list make a sweep",
+    )
+
+
+def add_running(made: argparse.ArgumentParser) -> None:
+    """Add where and how runs go on."""
+    made.add_argument("--out", metavar="FOLDER", help="default: runs/NAME of the experiment")
+    made.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: the cores)")
+    made.add_argument(
+        "--track",
+        action="append",
+        default=[],
+        metavar="TRACKER",
+        help="also write to tensorboard, wandb or mlflow; may be given several times",
+    )
+    made.add_argument("--quiet", action="store_true", help="show errors and results only")
+
+
+def load_experiments(chosen: argparse.Namespace, more: Sequence[str] = ()) -> list[Experiment]:
+    """Read the experiment with its overrides, sweeps written out."""
+    return load(chosen.experiment, [*chosen.changes, *more])
+
+
+def out_folder(chosen: argparse.Namespace, experiments: Sequence[Experiment]) -> Path:
+    """Choose where runs are kept."""
+    if chosen.out is None:
+        return Path("runs") / experiments[0].name
+    if not chosen.out or "\0" in chosen.out:
+        raise ConfigError(f"--out {chosen.out!r} is no folder")
+    return Path(chosen.out)
+
+
+@contextmanager
+def listening(chosen: argparse.Namespace, out: Path, total: int) -> Iterator[list[Listener]]:
+    """Open the terminal view and the trackers, and close them whatever happens."""
+    found: list[Listener] = [] if chosen.quiet else [TerminalView(sys.stderr, total=total)]
+    found += open_trackers(chosen.track, out)
+    try:
+        yield found
+    finally:
+        for listener in reversed(found):
+            listener.close()
+
+
+def count_seeds(value: str) -> list[int]:
+    """Read `--seeds 3` as 0,1,2."""
+    if not value.isdigit() or not 1 <= int(value) <= 10_000:
+        raise argparse.ArgumentTypeError(f"give a number of seeds, 1 or more, not {value!r}")
+    return list(range(int(value)))
+
+
+def folder_name(value: str) -> str:
+    """Refuse a name that cannot be a folder's."""
+    check_name("--name", value)
+    return value

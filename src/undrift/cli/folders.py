@@ -1,0 +1,96 @@
+"""`undrift evaluate`, `undrift report`: what runs have left behind."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from undrift.cli.common import Commands
+from undrift.errors import ConfigError, unknown_name
+from undrift.experiment.comparison import comparison_of
+from undrift.experiment.folder import find_runs, open_run
+from undrift.experiment.spec import Experiment
+from undrift.experiment.tables import override
+from undrift.experiment.world import build
+from undrift.report.results import write_results
+
+
+def add_commands(commands: Commands) -> None:
+    """Describe the commands that take a folder."""
+    evaluate = commands.add_parser("evaluate", help="judge the model of a run")
+    evaluate.add_argument("run", metavar="RUN", help="the folder of a run")
+    evaluate.add_argument(
+        "changes", nargs="*", metavar="NAME=VALUE", help="judge otherwise, e.g. evaluate.batch=64"
+    )
+    evaluate.set_defaults(action=do_evaluate)
+    report = commands.add_parser("report", help="write table, pictures and page of a folder anew")
+    report.add_argument("folder", metavar="FOLDER", help="a folder with runs in it")
+    report.add_argument("--metric", help="the metric to compare (default: test_accuracy)")
+    report.add_argument("--target", type=float, help="rounds until the metric reaches this")
+    report.add_argument("--baseline", metavar="LABEL", help="compare the others with this one")
+    report.set_defaults(action=do_report)
+
+
+def do_evaluate(chosen: argparse.Namespace) -> int:
+    """Judge the newest checkpoint of a run: every class and, where there are any, every client."""
+    folder = open_run(chosen.run)
+    table = folder.table() or {}
+    if "trainer" in table:
+        raise ConfigError(
+            f"{chosen.run} was run from Python with objects of your own: load its "
+            "model.safetensors into your module and judge it there"
+        )
+    for change in chosen.changes:
+        if not change.startswith(("evaluate.", "engine.device")):
+            raise ConfigError(f"{change!r}: only evaluate.* and engine.device may change here")
+    changed = override(table, chosen.changes)
+    world = build(Experiment.from_table(changed), folder.rows)
+    if not world.trainer.load(folder.checkpoint):
+        raise ConfigError(f"{chosen.run} has no checkpoint yet: `undrift run` it first")
+    print(f"{table['name']}, {table['label']}, after round {world.trainer.rounds_done}")
+    _show(world.measure.judged(), world.dealt.examples.info.class_names)
+    return 0
+
+
+def _show(found: dict[str, Any], class_names: tuple[str, ...]) -> None:
+    for name, value in found.items():
+        if isinstance(value, list):
+            names = class_names or tuple(str(i) for i in range(len(value)))
+            for one, score in zip(names, value, strict=True):
+                print(f"  {name} {one}: {'-' if score is None else format(score, '.4f')}")
+        else:
+            print(f"  {name}: {value:.4f}")
+
+
+def _order(folder: Path, baseline: str | None, labels: list[str]) -> list[str]:
+    """Keep the order of the last comparison, the baseline first."""
+    if baseline is not None and baseline not in labels:
+        raise unknown_name("variant", baseline, sorted(set(labels)), str(folder))
+    before: list[str] = []
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        found = json.loads((folder / "comparison.json").read_text("utf-8"))
+        before = [str(line["label"]) for line in found["variants"]]
+    return [*([baseline] if baseline else []), *before]
+
+
+def do_report(chosen: argparse.Namespace) -> int:
+    """Compare all runs of a folder and write the report."""
+    folder = Path(chosen.folder)
+    runs, experiments = [], []
+    for found in find_runs(folder):
+        experiment = Experiment.from_table(found.table() or {})
+        runs.append((experiment.label, experiment.seed_number, found.history()))
+        experiments.append(experiment)
+    if not runs:
+        raise ConfigError(f"{folder} holds no run: give the folder that `--out` named")
+    target = experiments[0].evaluate.target if chosen.target is None else chosen.target
+    order = _order(folder, chosen.baseline, [label for label, _, _ in runs])
+    comparison = comparison_of(experiments[0].name, runs, target, chosen.metric, order)
+    print(comparison.text())
+    command = shlex.join(["undrift", "report", chosen.folder])
+    print("\n" + "\n".join(map(str, write_results(folder, comparison, experiments, command))))
+    return 0

@@ -1,0 +1,223 @@
+"""Several variants over several seeds: who is better, by how much, and is that more than luck?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from undrift.errors import ConfigError
+from undrift.experiment.history import History, lower_is_better, main_metric
+from undrift.experiment.statistics import (
+    Difference,
+    Spread,
+    median,
+    paired_difference,
+    spread,
+)
+
+
+class Variant(NamedTuple):
+    """The runs of one variant, seed by seed."""
+
+    label: str
+    seeds: tuple[int, ...]
+    histories: tuple[History, ...]
+
+
+class Reached(NamedTuple):
+    """When a target was reached; None for never."""
+
+    each: tuple[int | None, ...]  # round by seed
+    on_mean: int | None  # round at which the mean curve reaches it
+
+    @property
+    def typical(self) -> int | None:
+        """The median over seeds; None if at least half never reach it."""
+        found = median([math.inf if r is None else r for r in self.each])
+        return None if math.isinf(found) else int(found)
+
+
+class Line(NamedTuple):
+    """One line of the table."""
+
+    label: str
+    last: Spread
+    best: Spread
+    reached: Reached | None
+    difference: Difference | None  # of `last`, to the first variant
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Variants that ran on the same seeds."""
+
+    name: str
+    variants: tuple[Variant, ...]
+    metric: str
+    target: float | None = None
+
+    @property
+    def percent(self) -> bool:
+        """Whether the metric is a share, to be shown in %."""
+        return "accuracy" in self.metric
+
+    def lines(self) -> list[Line]:
+        """Compute the table; the first variant is what others are compared with."""
+        first = self.variants[0]
+        return [self._line(v, None if v is first else first) for v in self.variants]
+
+    def _line(self, variant: Variant, first: Variant | None) -> Line:
+        last = [h.last(self.metric) for h in variant.histories]
+        best = [h.best(self.metric) for h in variant.histories]
+        gap = None if first is None else self._difference(variant, first)
+        return Line(variant.label, spread(last), spread(best), self._reached(variant), gap)
+
+    def _difference(self, variant: Variant, first: Variant) -> Difference | None:
+        those = dict(zip(first.seeds, first.histories, strict=True))
+        pairs = [
+            (mine.last(self.metric), those[seed].last(self.metric))
+            for seed, mine in zip(variant.seeds, variant.histories, strict=True)
+            if seed in those
+        ]
+        return paired_difference(*map(list, zip(*pairs, strict=True))) if pairs else None
+
+    def _reached(self, variant: Variant) -> Reached | None:
+        if self.target is None:
+            return None
+        each = tuple(h.rounds_to(self.target, self.metric) for h in variant.histories)
+        return Reached(each, mean_curve(variant, self.metric).rounds_to(self.target, self.metric))
+
+    # -- words ---------------------------------------------------------------------------------
+    def verdict(self) -> list[str]:
+        """Say which variants differ from the first by more than the seeds do."""
+        if len(self.variants) < 2:
+            return []
+        first, lines = self.variants[0].label, self.lines()[1:]
+        seeds = len(self.variants[0].seeds)
+        if seeds < 2:
+            return [f"One seed cannot tell a difference from luck: compare with seed={_seeds(3)}."]
+        clear = [line for line in lines if line.difference is not None and line.difference.clear]
+        groups = {"better": [], "worse": []}  # type: dict[str, list[str]]
+        for line in clear:
+            assert line.difference is not None
+            gain = (line.difference.mean > 0) != lower_is_better(self.metric)
+            groups["better" if gain else "worse"].append(f"{line.label} ({self._gap(line)})")
+        told = [
+            f"{how.capitalize()} than {first} by more than the seeds differ: {', '.join(names)}."
+            for how, names in groups.items()
+            if names
+        ]
+        rest = [line.label for line in lines if line not in clear]
+        if rest:
+            told.append(f"No clear difference to {first} over {seeds} seeds: {', '.join(rest)}.")
+        return told
+
+    def _gap(self, line: Line) -> str:
+        assert line.difference is not None
+        mean, low, high = line.difference[:3]
+        scale = 100 if self.percent else 1
+        digits = ".1f" if self.percent else ".4g"
+        unit = " points" if self.percent else ""
+        return f"{scale * mean:+{digits}}{unit}, {scale * low:{digits}} to {scale * high:{digits}}"
+
+    def header(self) -> list[str]:
+        """Name the columns of the table."""
+        made = ["variant", "last", "best so far"]
+        if self.target is not None:
+            made += [f"rounds to {self._value(self.target)}", "mean curve"]
+        return [*made, f"vs {self.variants[0].label}", "95 % interval"]
+
+    def cells(self, line: Line) -> list[str]:
+        """Write one line of the table."""
+        made = [line.label, self._spread(line.last), self._spread(line.best)]
+        if line.reached is not None:
+            longest = max(len(h) for v in self.variants for h in v.histories)
+            never = f"> {longest}"
+            both = (line.reached.typical, line.reached.on_mean)
+            made += [never if r is None else str(r) for r in both]
+        if line.difference is None:
+            return [*made, "", ""]
+        low, high = self._value(line.difference.low), self._value(line.difference.high)
+        mark = " *" if line.difference.clear else ""
+        interval = "" if math.isnan(line.difference.low) else f"{low} to {high}{mark}"
+        return [*made, f"{self._value(line.difference.mean, '+')}", interval]
+
+    def _spread(self, value: Spread) -> str:
+        middle = self._value(value.mean)
+        return middle if math.isnan(value.std) else f"{middle} ± {self._value(value.std)}"
+
+    def _value(self, value: float, sign: str = "") -> str:
+        if math.isnan(value):
+            return "-"
+        return f"{100 * value:{sign}.1f}" if self.percent else f"{value:{sign}.4g}"
+
+    def text(self) -> str:
+        """Write the table and the verdict as plain text."""
+        return "\n".join([*aligned([self.header(), *map(self.cells, self.lines())]), "",
+                          *self.notes()])  # fmt: skip
+
+    def markdown(self) -> str:
+        """Write the table and the verdict as Markdown."""
+        header = self.header()
+        rule = ["---", *["--:"] * (len(header) - 1)]
+        rows = [header, rule, *map(self.cells, self.lines())]
+        lines = [f"| {' | '.join(c.replace('|', chr(92) + '|') for c in row)} |" for row in rows]
+        return "\n".join([f"# {self.name}", "", *lines, "", *(f"{n}\n" for n in self.notes())])
+
+    def notes(self) -> list[str]:
+        """Explain the table below it."""
+        seeds = len(self.variants[0].seeds)
+        name = self.metric.replace("_", " ") + (" in %" if self.percent else "")
+        if seeds < 2:
+            return [f"{name.capitalize()}, one seed.", *self.verdict()]
+        what = f"{name.capitalize()}, mean ± standard deviation over {seeds} seeds"
+        how = "last rounds are compared, paired by seed; * marks an interval without 0."
+        return [f"{what}; {how}", *self.verdict()]
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Line up columns; the first to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    made = []
+    for row in rows:
+        cells = [c.ljust(w) if i == 0 else c.rjust(w)
+                 for i, (c, w) in enumerate(zip(row, widths, strict=True))]  # fmt: skip
+        made.append("  ".join(cells).rstrip())
+    return made
+
+
+def _seeds(count: int) -> str:
+    return ",".join(str(i) for i in range(count))
+
+
+def mean_curve(variant: Variant, metric: str) -> History:
+    """Average a metric over seeds, in the rounds in which all of them were measured."""
+    curves = [dict(zip(*h.curve(metric), strict=True)) for h in variant.histories]
+    rounds = sorted(set.intersection(*(set(c) for c in curves)))
+    mean = {r: sum(c[r] for c in curves) / len(curves) for r in rounds}
+    return History(tuple({"round": r, metric: v} for r, v in mean.items()))
+
+
+def comparison_of(
+    name: str,
+    runs: Sequence[tuple[str, int, History]],
+    target: float | None = None,
+    metric: str | None = None,
+    order: Sequence[str] = (),
+) -> Comparison:
+    """Group runs (label, seed, history) by label: first those of `order`, then as they come."""
+    if not runs:
+        raise ConfigError("there is no run to compare")
+    known = {label for label, _, _ in runs}
+    groups: dict[str, list[tuple[int, History]]] = {n: [] for n in order if n in known}
+    for label, seed, history in runs:
+        groups.setdefault(label, []).append((seed, history))
+    variants = []
+    for label, found in groups.items():
+        found.sort(key=lambda pair: pair[0])
+        seeds, histories = zip(*found, strict=True)
+        variants.append(Variant(label, tuple(seeds), tuple(histories)))
+    chosen = main_metric(runs[0][2]) if metric is None else metric
+    return Comparison(name, tuple(variants), chosen, target)

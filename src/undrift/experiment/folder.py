@@ -1,0 +1,241 @@
+"""A run is a folder.
+
+experiment.toml      everything that decides the run (experiment.json for own objects)
+environment.json     versions, device and command, one entry per start
+plan.json            choices of the engine that decide rounding
+rounds.jsonl         one line per round, only ever appended to
+model.safetensors    loads into the plain nn.Module
+checkpoint/          where a killed run goes on
+summary.json         written when the run is complete
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import nn
+
+from undrift.errors import ChangedExperiment, CheckpointError, ConfigError
+from undrift.experiment.history import History
+from undrift.experiment.tables import Table, differences, parse_table, write_table
+from undrift.state import disk
+
+MAY_CHANGE = ("rounds", "label")  # a longer run is the same run
+
+
+class RunFolder:
+    """Reads and writes one run."""
+
+    def __init__(self, path: Path | str) -> None:
+        if not isinstance(path, str | Path) or "\0" in str(path):
+            raise ConfigError(f"a run is kept in a folder, given by its path; got {path!r}")
+        self.path = Path(path)
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(f"{self.path} is a file: a run needs a folder of its own")
+        self.checkpoint = self.path / "checkpoint"
+        self.rows = self.path / "clients.rows"
+        self._log: int | None = None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes away from this folder."""
+        disk.make_directory(self.path)
+        fd = disk.open_append(self.path / "lock")
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError as error:
+            raise CheckpointError(
+                f"{self.path} is being run by another process: wait for it, or choose another "
+                "folder with --out"
+            ) from error
+        finally:
+            os.close(fd)
+            self.close()
+
+    # -- what the run is -----------------------------------------------------------------------
+    def begin(self, table: Table) -> None:
+        """Write down the experiment; in a folder of another one, refuse with the difference."""
+        old = self.table()
+        if old is None:
+            strangers = sorted(p.name for p in self.path.iterdir() if p.name != "lock")
+            if strangers:
+                raise ChangedExperiment(
+                    f"{self.path} holds other files ({', '.join(strangers[:3])}) and no "
+                    "experiment: choose an empty folder with --out"
+                )
+            self._write_table(table)
+            return
+        self.check(table)
+        if old != table and table["rounds"] >= old.get("rounds", 0):
+            self._write_table(table)
+
+    def check(self, table: Table) -> None:
+        """Refuse another experiment than the one of this folder, with the difference."""
+        found = differences(self.table() or {}, table)
+        changed = [line for line in found if line.split(":")[0] not in MAY_CHANGE]
+        if changed:
+            told = "\n".join(f"  {line}" for line in changed)
+            raise ChangedExperiment(
+                f"{self.path} holds another experiment:\n{told}\n"
+                "Choose another folder with --out, or undo the change to go on here"
+            )
+
+    def table(self) -> Table | None:
+        """Read the experiment of this folder; None if it has none."""
+        for name, parse in (("experiment.toml", parse_table), ("experiment.json", _parse_json)):
+            path = self.path / name
+            if path.is_file():
+                return parse(_read(path), str(path))
+        return None
+
+    def _write_table(self, table: Table) -> None:
+        if "trainer" in table:
+            self._write_json("experiment.json", table)
+        else:
+            self._write("experiment.toml", write_table(table).encode())
+
+    def started(self, environment: Mapping[str, Any]) -> None:
+        """Add one start to environment.json."""
+        path = self.path / "environment.json"
+        past = _parse_json(_read(path), str(path)) if path.is_file() else {"starts": []}
+        starts = [*past.get("starts", []), dict(environment)]
+        self._write_json("environment.json", {"starts": starts})
+
+    # -- rounds --------------------------------------------------------------------------------
+    def history(self) -> History:
+        """Read the rounds; a line that a crash left unfinished is not one."""
+        return History(tuple(record for record, _ in self._lines()))
+
+    def _lines(self) -> list[tuple[dict[str, Any], int]]:
+        """Read (record, where its line ends in the file)."""
+        path, end = self.path / "rounds.jsonl", 0
+        found: list[tuple[dict[str, Any], int]] = []
+        for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else []:
+            end += len(line)
+            record = _parse_line(line)
+            if record is None or record.get("round") != len(found) + 1:
+                break
+            found.append((record, end))
+        return found
+
+    def cut(self, rounds: int) -> History:
+        """Forget lines after a round: it is trained again, to the same numbers."""
+        kept = self._lines()[:rounds]
+        if len(kept) < rounds:
+            raise CheckpointError(
+                f"{self.path / 'rounds.jsonl'} has {len(kept)} sound rounds but the checkpoint is "
+                f"at round {rounds}: restore the file, or delete the folder to start anew"
+            )
+        path = self.path / "rounds.jsonl"
+        whole = path.read_bytes() if path.is_file() else b""
+        end = kept[-1][1] if kept else 0
+        if len(whole) != end:
+            disk.write_atomically(path, [whole[:end]])
+        self.close()
+        return History(tuple(record for record, _ in kept))
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add a round."""
+        if self._log is None:
+            self._log = disk.open_append(self.path / "rounds.jsonl")
+        line = json.dumps(_plain(record), separators=(",", ":")) + "\n"
+        try:
+            disk.write_all(self._log, line.encode())
+        except OSError as error:
+            intact = "Earlier rounds are safe"
+            raise disk.failure("write", self.path / "rounds.jsonl", error, intact) from error
+
+    def sync(self) -> None:
+        """Wait until the rounds are on the disk: before a checkpoint relies on them."""
+        if self._log is not None:
+            disk.fsync(self._log)
+
+    def close(self) -> None:
+        """Close the file of rounds."""
+        if self._log is not None:
+            os.close(self._log)
+            self._log = None
+
+    # -- results -------------------------------------------------------------------------------
+    def write_model(self, module: nn.Module) -> None:
+        """Write the weights under the module's own names."""
+        tensors = {n: t.detach().cpu().contiguous().clone() for n, t in module.state_dict().items()}
+        self._write("model.safetensors", save(tensors))
+
+    def write_plan(self, plan: Mapping[str, Any]) -> None:
+        """Write the engine's choices."""
+        self._write_json("plan.json", plan)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Say that the run is complete."""
+        self._write_json("summary.json", summary)
+
+    def summary(self) -> dict[str, Any] | None:
+        """Read the summary of a complete run; None if it is not complete."""
+        path = self.path / "summary.json"
+        return _parse_json(_read(path), str(path)) if path.is_file() else None
+
+    def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        self._write(name, (json.dumps(_plain(value), indent=1) + "\n").encode())
+
+    def _write(self, name: str, data: bytes) -> None:
+        disk.make_directory(self.path)
+        disk.write_atomically(self.path / name, [data])
+
+
+def open_run(path: Path | str) -> RunFolder:
+    """Open a folder that must hold a run."""
+    folder = RunFolder(path)
+    if folder.table() is None:
+        raise ConfigError(f"{path} holds no run: there is no experiment.toml in it")
+    return folder
+
+
+def find_runs(path: Path | str) -> list[RunFolder]:
+    """Find every run in a folder and the folders below, in the order of their names."""
+    found = sorted(p.parent for p in Path(path).rglob("experiment.toml"))
+    return [RunFolder(p) for p in found if (p / "rounds.jsonl").is_file()]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+
+
+def _parse_json(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{place} is damaged ({error}): restore it, or delete the folder to start anew"
+        ) from error
+
+
+def _parse_line(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _plain(value: Any) -> Any:
+    """Make a value that JSON can hold: what is not finite becomes null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(v) for v in value]
+    return value

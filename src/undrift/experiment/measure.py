@@ -1,0 +1,147 @@
+"""What is written down after a round.
+
+Names: `test_...` judges the first of the models asked for, `avg_test_...` and `all_test_...` the
+others; `train_...` is the mean over participants; `norm_...` are Euclidean norms.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from undrift.core.algorithm import Algorithm, Server
+from undrift.core.rule import Mean
+from undrift.core.task import Vec
+from undrift.core.tree import leaves, named_leaves, replace
+from undrift.experiment.exam import Exam
+from undrift.experiment.sections import Evaluation
+from undrift.rules.observe import LastModel, Seen, Watch
+from undrift.trainer import RoundResult, Trainer
+
+CLIENTS_AT_A_TIME = 64  # last models that are read together
+
+
+def watched(algorithm: Algorithm, evaluation: Evaluation) -> Algorithm:
+    """Add the rules that look at clients' models, first, where measurements need them."""
+    added: list[Any] = []
+    if evaluation.drift or "avg" in evaluation.models:
+        added.append(Watch(by_size=weighs_by_size(algorithm)))
+    if "all" in evaluation.models:
+        added.append(LastModel())
+    return replace(algorithm, rules=(*added, *algorithm.rules)) if added else algorithm
+
+
+def weighs_by_size(algorithm: Algorithm) -> bool:
+    """Whether client models are averaged by n_i, as the algorithm's own aggregate does."""
+    aggregate = algorithm.aggregate
+    return aggregate.by_size if isinstance(aggregate, Mean) else True
+
+
+class Measure:
+    """Turns a round into a record."""
+
+    def __init__(self, trainer: Trainer, evaluation: Evaluation, exams: dict[str, Exam]) -> None:
+        self.trainer, self.evaluation, self.exams = trainer, evaluation, exams
+        self.before = trainer.server.w
+
+    def record(self, result: RoundResult, last: bool) -> dict[str, Any]:
+        """Write down a round that was just trained; the last one is always judged."""
+        bytes_each = self.trainer.task.dtype.itemsize
+        made: dict[str, Any] = {"round": result.round}
+        if last or result.round % self.evaluation.every == 0:
+            made |= self.judged() | self.norms()
+        made |= {"train_loss": result.loss, **_prefixed("train", result.scores)}
+        made |= {
+            "seconds": result.seconds,
+            "client_steps": result.steps,
+            "bytes_down": result.floats_down * bytes_each,
+            "bytes_up": result.floats_up * bytes_each,
+            "clients": sorted(result.ids),
+            "skipped": result.skipped,
+        }
+        self.before = self.trainer.server.w
+        return made
+
+    # -- models to judge -----------------------------------------------------------------------
+    def judged(self) -> dict[str, Any]:
+        """Judge every model that was asked for on every set of examples."""
+        server = self.trainer.server
+        found: dict[str, Any] = {}
+        for number, name in enumerate(self.evaluation.models):
+            w = self.model(name)
+            for exam_name, exam in self.exams.items():
+                prefix = exam_name if number == 0 else f"{name}_{exam_name}"
+                found |= _renamed(prefix, exam.judge(w, server.buffers))
+        return found
+
+    def model(self, name: str) -> Vec:
+        """Give the server's model, the mean of the cohort's, or of everybody's last ones."""
+        if name == "cloud":
+            return self.trainer.server.w
+        if name == "avg":
+            return self.seen().average
+        return self._mean_of_all()
+
+    def seen(self) -> Seen:
+        """Give what the watching rule saw of the last cohort."""
+        states = self.trainer.server.states
+        return next(s for s in states if isinstance(s, Seen))
+
+    def _mean_of_all(self) -> Vec:
+        trainer = self.trainer
+        place = [isinstance(r, LastModel) for r in trainer.algorithm.rules].index(True)
+        ids = trainer.enrolled
+        sizes = trainer.federation.available(trainer.rounds_done - 1)[ids].double()
+        by_size = weighs_by_size(trainer.algorithm)
+        weights = (sizes if by_size else torch.ones_like(sizes)).to(trainer.engine.device)
+        total = torch.zeros_like(trainer.server.w, dtype=torch.float64)
+        for start in range(0, len(ids), CLIENTS_AT_A_TIME):
+            part = slice(start, start + CLIENTS_AT_A_TIME)
+            models: Tensor = trainer.store.gather(ids[part])[place]
+            total += weights[part] @ models.double()
+        return (total / weights.sum()).to(trainer.server.w.dtype)
+
+    # -- norms and drift -----------------------------------------------------------------------
+    def norms(self) -> dict[str, float]:
+        """Measure model, update and the server's states; with `drift` also the cohort's spread."""
+        server = self.trainer.server
+        states = _vectors(self.trainer.algorithm, server)
+        found = {"norm_model": server.w, "norm_update": server.w - self.before}
+        found |= {f"norm_{n}": v for n, v in states.items()}
+        numbers = {n: torch.linalg.vector_norm(v) for n, v in found.items()}
+        if self.evaluation.drift:
+            seen = self.seen()
+            numbers["norm_average"] = torch.linalg.vector_norm(seen.average)
+            numbers["drift"] = seen.spread / seen.length
+            step = self.before - seen.average
+            numbers |= {f"cos_{n}": _cosine(v, step) for n, v in states.items()}
+        return {n: float(v) for n, v in numbers.items()}
+
+
+def _vectors(algorithm: Algorithm, server: Server) -> dict[str, Tensor]:
+    """Name the states of the size of the model, e.g. {"Scaffold": c}."""
+    found: dict[str, Tensor] = {}
+    for rule, state in zip(algorithm.chain, server.states, strict=True):
+        if rule.observes or not leaves(state):
+            continue
+        for name, leaf in named_leaves(state).items():
+            if leaf.shape == server.w.shape:
+                found[type(rule).__name__ + (f".{name}" if name else "")] = leaf
+    return found
+
+
+def _cosine(a: Tensor, b: Tensor) -> Tensor:
+    lengths = torch.linalg.vector_norm(a) * torch.linalg.vector_norm(b)
+    return torch.where(lengths > 0, (a @ b) / lengths, torch.zeros_like(lengths))
+
+
+def _prefixed(prefix: str, values: dict[str, float]) -> dict[str, float]:
+    return {f"{prefix}_{n}": v for n, v in values.items()}
+
+
+def _renamed(prefix: str, found: dict[str, Any]) -> dict[str, Any]:
+    """`test_accuracy`, but `per_class` and `client_...` of the first model speak for themselves."""
+    plain = ("per_class", "client_") if prefix in ("test", "own") else ()
+    return {n if n.startswith(plain) else f"{prefix}_{n}": v for n, v in found.items()}

@@ -1,0 +1,256 @@
+"""Run an experiment, or a trainer of your own: in memory, or in a folder where it can go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from undrift.data.checks import check_whole
+from undrift.errors import ConfigError
+from undrift.experiment.environment import environment
+from undrift.experiment.events import Listener, RunInfo
+from undrift.experiment.exam import Exam, Paper
+from undrift.experiment.folder import RunFolder
+from undrift.experiment.history import History, main_metric
+from undrift.experiment.measure import Measure
+from undrift.experiment.sections import Evaluation, section_table
+from undrift.experiment.spec import Experiment, check_name
+from undrift.experiment.tables import Table
+from undrift.experiment.world import build
+from undrift.trainer import Trainer
+
+CHECKPOINT_SECONDS = 10.0
+
+
+def run(
+    what: Experiment | Trainer,
+    folder: Path | str | None = None,
+    *,
+    rounds: int | None = None,
+    test: tuple[Tensor, Tensor] | None = None,
+    evaluate: Evaluation | None = None,
+    label: str | None = None,
+    listeners: Sequence[Listener] = (),
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> History:
+    """Run to the end and give the history; in a folder, go on where the last process stopped.
+
+    An `Experiment` brings everything; a `Trainer` needs `rounds`, and `test` to be judged on.
+
+    >>> from undrift.rules import fedavg
+    >>> from undrift.data.partitions import Iid
+    >>> len(run(Experiment("digits", "mlp", fedavg(lr=0.1), Iid(4), rounds=2)))
+    2
+    """
+    if isinstance(what, Experiment):
+        given = {"rounds": rounds, "test": test, "evaluate": evaluate, "label": label}
+        for name, value in given.items():
+            if value is not None:
+                raise ConfigError(f"run({name}=...) is for a Trainer; an Experiment has its own")
+        one: Job = ExperimentJob(what)
+    elif isinstance(what, Trainer):
+        one = TrainerJob(what, rounds, test, evaluate or Evaluation(), label or "run")
+    else:
+        raise ConfigError(f"run takes an Experiment or a Trainer, got {what!r}")
+    if folder is None:
+        return _in_memory(one, listeners)
+    return _in_folder(one, RunFolder(folder), listeners, checkpoint_seconds)
+
+
+def finished(experiment: Experiment, folder: Path | str) -> History | None:
+    """Read the history of a run that is complete already; None if something is left to do."""
+    place = RunFolder(folder)
+    if not place.path.is_dir() or place.table() is None:
+        return None
+    place.check(experiment.to_table())
+    history = place.history()
+    if place.summary() is None or len(history) < experiment.rounds:
+        return None
+    return History(tuple(history)[: experiment.rounds])
+
+
+# ---------------------------------------------------------------------------------------- jobs
+class Job:
+    """What is run: who it is, and how its trainer is made."""
+
+    name: str
+    label: str
+    seed: int
+    rounds: int
+
+    def table(self) -> Table:
+        """Give everything that decides the run."""
+        raise TypeError(f"{type(self).__name__} must define table")
+
+    def start(self, state_path: Path | None) -> tuple[Trainer, Measure]:
+        """Make the trainer and what measures it."""
+        raise TypeError(f"{type(self).__name__} must define start")
+
+
+class ExperimentJob(Job):
+    """An experiment, built only when it is needed."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+        self.name, self.label = experiment.name, experiment.label
+        self.seed, self.rounds = experiment.seed_number, experiment.rounds
+
+    def table(self) -> Table:
+        """Give everything that decides the run."""
+        return self.experiment.to_table()
+
+    def start(self, state_path: Path | None) -> tuple[Trainer, Measure]:
+        """Build the world."""
+        world = build(self.experiment, state_path)
+        return world.trainer, world.measure
+
+
+class TrainerJob(Job):
+    """A trainer of the user's own."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        rounds: int | None,
+        test: tuple[Tensor, Tensor] | None,
+        evaluate: Evaluation,
+        label: str,
+    ) -> None:
+        if rounds is None:
+            raise ConfigError("run(trainer) needs rounds=, the number of rounds in all")
+        check_whole("rounds", rounds)
+        check_name("label", label)
+        if set(evaluate.models) != {"cloud"} or evaluate.drift:
+            raise ConfigError(
+                "a Trainer is judged by its server's model alone: evaluate.models and drift need "
+                "an Experiment"
+            )
+        self.trainer, self.test, self.evaluate = trainer, test, evaluate
+        self.name, self.label, self.seed, self.rounds = label, label, trainer.seeds.run, rounds
+
+    def table(self) -> Table:
+        """Give everything that decides the run."""
+        mine = {"label": self.label, "rounds": self.rounds, "trainer": self.trainer.describe()}
+        return {**mine, "evaluate": section_table(self.evaluate)}
+
+    def start(self, state_path: Path | None) -> tuple[Trainer, Measure]:
+        """Take the trainer as it is."""
+        exams = {}
+        if self.test is not None:
+            x, y = self.test
+            device = self.trainer.engine.device
+            exams["test"] = Exam(self.trainer.task, Paper(x, y), device, self.evaluate.batch)
+        return self.trainer, Measure(self.trainer, self.evaluate, exams)
+
+
+# --------------------------------------------------------------------------------------- loops
+def _in_memory(job: Job, listeners: Sequence[Listener]) -> History:
+    trainer, measure = job.start(None)
+    info, records = info_of(job, None), []
+    with told(info, listeners, []):
+        while trainer.rounds_done < job.rounds:
+            records.append(_round(job, trainer, measure, info, listeners))
+    history = History(tuple(records))
+    for listener in listeners:
+        listener.finished(info, history)
+    return history
+
+
+def _in_folder(
+    job: Job, folder: RunFolder, listeners: Sequence[Listener], checkpoint_seconds: float
+) -> History:
+    info, table = info_of(job, folder.path), job.table()
+    with folder.locked():
+        folder.begin(table)
+        history = folder.history()
+        if folder.summary() is None or len(history) < job.rounds:
+            trainer, measure = job.start(folder.rows)
+            trainer.load(folder.checkpoint)
+            past = folder.cut(trainer.rounds_done)
+            folder.started(environment(trainer.engine.device, trainer.rounds_done))
+            measure.before = trainer.server.w
+            with told(info, listeners, past):
+                _train(job, trainer, measure, folder, info, listeners, checkpoint_seconds)
+            history = folder.history()
+            folder.finish(_summary(history))
+        else:
+            history = History(tuple(history)[: job.rounds])
+            for listener in listeners:
+                listener.started(info, history)
+    for listener in listeners:
+        listener.finished(info, history)
+    return history
+
+
+def _train(
+    job: Job,
+    trainer: Trainer,
+    measure: Measure,
+    folder: RunFolder,
+    info: RunInfo,
+    listeners: Sequence[Listener],
+    seconds: float,
+) -> None:
+    """Train the missing rounds; whatever stops it, what is done is kept."""
+    saved, saved_at = trainer.rounds_done, time.monotonic()
+    try:
+        while trainer.rounds_done < job.rounds:
+            record = _round(job, trainer, measure, info, ())
+            folder.append(record)
+            for listener in listeners:
+                listener.round(info, record)
+            if time.monotonic() - saved_at > seconds:
+                _save(trainer, folder)
+                saved, saved_at = trainer.rounds_done, time.monotonic()
+    finally:
+        lines = len(folder.history())
+        if saved < trainer.rounds_done == lines:  # else the last round has no line yet
+            _save(trainer, folder)
+    folder.write_model(trainer.model())
+
+
+def _save(trainer: Trainer, folder: RunFolder) -> None:
+    folder.sync()  # a checkpoint at round r promises r lines
+    folder.write_plan(trainer.engine.plan())
+    trainer.save(folder.checkpoint)
+
+
+def _round(
+    job: Job, trainer: Trainer, measure: Measure, info: RunInfo, listeners: Sequence[Listener]
+) -> dict[str, Any]:
+    result = trainer.round()
+    record = measure.record(result, last=result.round == job.rounds)
+    for listener in listeners:
+        listener.round(info, record)
+    return record
+
+
+@contextmanager
+def told(info: RunInfo, listeners: Sequence[Listener], past: Sequence[Any]) -> Iterator[None]:
+    """Tell listeners that a run starts, and if it stops early."""
+    for listener in listeners:
+        listener.started(info, past)
+    try:
+        yield
+    except BaseException as error:
+        for listener in listeners:
+            listener.failed(info, error)
+        raise
+
+
+def info_of(job: Job, folder: Path | None) -> RunInfo:
+    """Describe a run for listeners."""
+    return RunInfo(job.name, job.label, job.seed, job.rounds, folder, job.table())
+
+
+def _summary(history: History) -> dict[str, Any]:
+    metric = main_metric(history)
+    seconds = sum(float(r["seconds"]) for r in history)
+    told = {"metric": metric, "last": history.last(metric), "best": history.best(metric)}
+    sent = {n: sum(int(r[n]) for r in history) for n in ("bytes_down", "bytes_up")}
+    return {"rounds": len(history), **told, "seconds": seconds, **sent}

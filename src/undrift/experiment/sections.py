@@ -1,0 +1,199 @@
+"""The sections of an experiment that are no records yet: choices by name, task, evaluation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from undrift.core.losses import LOSSES
+from undrift.data.checks import check_whole
+from undrift.errors import ConfigError, unknown_name
+
+Plain = Any  # what a TOML value may be; lists are tuples here
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Choice:
+    """Something by its name, with settings.
+
+    >>> Choice("mlp", hidden=[32])
+    Choice('mlp', hidden=(32,))
+    """
+
+    use: str
+    settings: tuple[tuple[str, Plain], ...]
+
+    def __init__(self, use: str, /, **settings: Plain) -> None:
+        if not isinstance(use, str):
+            raise ConfigError(f"a choice needs a name, got {use!r}")
+        object.__setattr__(self, "use", use)
+        object.__setattr__(self, "settings", tuple((n, _frozen(v)) for n, v in settings.items()))
+
+    def __getitem__(self, name: str) -> Plain:
+        return dict(self.settings)[name]
+
+    def table(self) -> dict[str, Plain]:
+        """Give name and settings as a table."""
+        return {"use": self.use, **{n: _thawed(v) for n, v in self.settings}}
+
+    def __repr__(self) -> str:
+        given = "".join(f", {n}={v!r}" for n, v in self.settings)
+        return f"Choice({self.use!r}{given})"
+
+
+def choice(value: Any, place: str) -> Choice:
+    """Accept a name, a table with `use`, or a choice."""
+    if isinstance(value, Choice):
+        return value
+    if isinstance(value, str):
+        return Choice(value)
+    if isinstance(value, Mapping):
+        settings = {str(k): v for k, v in value.items() if k != "use"}
+        if "use" not in value:
+            raise ConfigError(f"[{place}] needs `use`, the name of the {place}")
+        return Choice(value["use"], **settings)
+    raise ConfigError(
+        f"{place} must be a name or a table, got {value!r}; own objects go to a Trainer, or are "
+        "named as 'package.module:function'"
+    )
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(v) for v in value)
+    if isinstance(value, Mapping):
+        return Choice("", **{str(k): v for k, v in value.items()})
+    return value
+
+
+def _thawed(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_thawed(v) for v in value]
+    return {k: v for k, v in value.table().items() if k != "use"} if _is_choice(value) else value
+
+
+def _is_choice(value: Any) -> bool:
+    return isinstance(value, Choice)
+
+
+LOSS_NAMES = ("auto", *LOSSES)
+MODELS_TO_JUDGE = ("cloud", "avg", "all")
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """What is learned: `loss` is "auto" (by the kind of targets), a name or `module:function`."""
+
+    loss: str = "auto"
+    target: str = "label"  # "input": reconstruct the input
+    dtype: str = "float32"
+    feature: str | None = None
+    flip: float = 0.0  # augmentation of pictures: chance to mirror,
+    crop: float = 0.0  # chance to shift,
+    pad: int = 4  # by at most this many pixels
+
+    def __post_init__(self) -> None:
+        if ":" not in str(self.loss) and self.loss not in LOSS_NAMES:
+            raise unknown_name("loss", self.loss, list(LOSS_NAMES), "task.loss")
+        _one_of("task.target", self.target, ("label", "input"))
+        _one_of("task.dtype", self.dtype, ("float32", "float64"))
+        if self.feature is not None and not isinstance(self.feature, str):
+            raise ConfigError(f"task.feature must be the name of a layer, got {self.feature!r}")
+        _share("task.flip", self.flip)
+        _share("task.crop", self.crop)
+        check_whole("task.pad", self.pad, low=0)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is measured, and how often.
+
+    `models` chooses what is judged: the server's model ("cloud"), the mean of this round's client
+    models ("avg"), the mean of every client's last model ("all").  The first is the one that
+    `test_...` means.  `drift` measures how far the cohort's models spread.
+    """
+
+    every: int = 1
+    models: tuple[str, ...] = ("cloud",)
+    per_class: bool = False
+    clients: bool = False
+    drift: bool = False
+    batch: int = 1024
+    target: float | None = None
+
+    def __post_init__(self) -> None:
+        check_whole("evaluate.every", self.every)
+        check_whole("evaluate.batch", self.batch)
+        named = (self.models,) if isinstance(self.models, str) else tuple(self.models)
+        object.__setattr__(self, "models", named)
+        for name in named:
+            _one_of("evaluate.models", name, MODELS_TO_JUDGE)
+        if not named or len(set(named)) < len(named):
+            raise ConfigError(f"evaluate.models = {list(named)}: name each model once")
+        for name in ("per_class", "clients", "drift"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"evaluate.{name} is true or false, got {getattr(self, name)!r}")
+        if self.target is not None:
+            _number("evaluate.target", self.target)
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Where and how it is computed; `device = "auto"` takes a GPU if there is one."""
+
+    use: str = "vectorised"
+    device: str = "auto"
+    state: str = "device"
+    chunk: int | None = None
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("engine.use", self.use, ("vectorised", "reference"))
+        _one_of("engine.state", self.state, ("device", "host", "file"))
+        if not isinstance(self.device, str):
+            raise ConfigError(f"engine.device must be a name such as 'cuda', got {self.device!r}")
+        for name in ("chunk", "workers"):
+            if getattr(self, name) is not None:
+                check_whole(f"engine.{name}", getattr(self, name))
+        if self.use == "reference" and (self.chunk or self.workers):
+            raise ConfigError("engine.chunk and engine.workers belong to engine.use = 'vectorised'")
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What is kept from training: whole clients, or a share of every client's own examples."""
+
+    validation_clients: float = 0.0
+    client_test: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("validation_clients", "client_test"):
+            value = getattr(self, name)
+            _number(f"hold.{name}", value)
+            if not 0 <= value < 1:
+                raise ConfigError(f"hold.{name} = {value!r} must lie in [0, 1)")
+
+
+def section_table(section: Any) -> dict[str, Plain]:
+    """Write a section as a table."""
+    values = {f.name: getattr(section, f.name) for f in fields(section)}
+    return {n: list(v) if isinstance(v, tuple) else v for n, v in values.items() if v is not None}
+
+
+def _one_of(place: str, value: Any, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise unknown_name("choice", value, list(known), place)
+
+
+def _number(place: str, value: Any) -> None:
+    real = isinstance(value, int | float) and not isinstance(value, bool)
+    if not real or not math.isfinite(value):
+        raise ConfigError(f"{place} must be a number, got {value!r}")
+
+
+def _share(place: str, value: Any) -> None:
+    _number(place, value)
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{place} = {value!r} must lie in [0, 1]")

@@ -1,0 +1,291 @@
+"""One experiment: a frozen object that is a TOML file, and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from undrift.core.algorithm import Algorithm
+from undrift.core.random import Seeds
+from undrift.data import Arrival, Everyone, Work
+from undrift.data.checks import check_whole
+from undrift.data.partitions import PARTITIONS
+from undrift.errors import ConfigError, unknown_name
+from undrift.experiment.names import (
+    SAMPLERS,
+    decode_algorithm,
+    encode,
+    encode_algorithm,
+    encode_fields,
+    find,
+    make,
+)
+from undrift.experiment.sections import (
+    Choice,
+    EngineSettings,
+    Evaluation,
+    Holding,
+    TaskSettings,
+    choice,
+    section_table,
+)
+from undrift.experiment.shipped import find_experiment
+from undrift.experiment.sweep import algorithm_label, expand
+from undrift.experiment.tables import Table, override, parse_table, read_table, write_table
+
+_NAME = re.compile(r"\w[\w .,=+@()\[\]-]{0,99}")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that decides a run.
+
+    `data` and `model` are names (or `Choice`s with settings); own ones are named as
+    'package.module:function'.  Without a partition, clients are those that the data come with.
+
+    >>> from undrift.rules import fedavg
+    >>> made = Experiment("digits", "mlp", fedavg(lr=0.1), rounds=3)
+    >>> Experiment.from_toml(made.to_toml()) == made
+    True
+    """
+
+    data: Choice | str
+    model: Choice | str
+    algorithm: Algorithm
+    partition: Any = None
+    sampler: Any = field(default_factory=Everyone)
+    work: Work = field(default_factory=Work)
+    rounds: int = 100
+    seed: int | Seeds = 0
+    name: str = "experiment"
+    label: str = "run"
+    task: TaskSettings = field(default_factory=TaskSettings)
+    evaluate: Evaluation = field(default_factory=Evaluation)
+    hold: Holding = field(default_factory=Holding)
+    arrival: Arrival | None = None
+    engine: EngineSettings = field(default_factory=EngineSettings)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "data", choice(self.data, "data"))
+        object.__setattr__(self, "model", choice(self.model, "model"))
+        _check_kinds(self)
+        check_whole("rounds", self.rounds)
+        for part in self.seed if isinstance(self.seed, Seeds) else (self.seed,):
+            check_whole("seed", part, low=0)
+            if part >= 2**63:
+                raise ConfigError(f"seed = {part} needs more than 63 bits")
+        check_name("name", self.name)
+        check_name("label", self.label)
+
+    @property
+    def seeds(self) -> Seeds:
+        """Give the three seeds: of the partition, the first model and the run."""
+        return self.seed if isinstance(self.seed, Seeds) else Seeds.of(self.seed)
+
+    @property
+    def seed_number(self) -> int:
+        """Give one number that tells this run from its repetitions."""
+        return self.seed.run if isinstance(self.seed, Seeds) else self.seed
+
+    # -- files -------------------------------------------------------------------------------
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> Experiment:
+        """Make an experiment from plain tables, without sweeps."""
+        return experiment_from(table)
+
+    @classmethod
+    def from_toml(cls, text: str, place: str = "experiment") -> Experiment:
+        """Make an experiment from TOML text, without sweeps."""
+        return cls.from_table(parse_table(text, place))
+
+    def to_table(self) -> Table:
+        """Give everything as plain tables, the algorithm as a sentence of its parts."""
+        return table_of(self)
+
+    def to_toml(self) -> str:
+        """Write the file that makes this experiment again."""
+        return write_table(self.to_table())
+
+
+def load(
+    path: str | Path | Mapping[str, Any], changes: Sequence[str] = (), **fixed: Any
+) -> list[Experiment]:
+    """Read a file, or the shipped experiment of that name, and write out its sweeps.
+
+    >>> [e.label for e in load("digits", ["rounds=3", "algorithm.use=fedavg,scaffold"])]
+    ['fedavg', 'scaffold']
+    """
+    if isinstance(path, Mapping):
+        table, stem = dict(path), "experiment"
+    else:
+        found = find_experiment(path)
+        table, stem = read_table(found), found.stem
+    table = {"name": stem, **table, **fixed}
+    made = []
+    for variant in expand(override(table, changes)):
+        made.append(experiment_from({**variant.table, "label": variant.label}))
+    _check_apart(made)
+    return made
+
+
+def _check_apart(made: Sequence[Experiment]) -> None:
+    seen: set[tuple[str, int]] = set()
+    for one in made:
+        if (one.label, one.seed_number) in seen:
+            raise ConfigError(
+                f"{one.label!r} with seed {one.seed_number} is there twice: name every value of "
+                "a list once"
+            )
+        seen.add((one.label, one.seed_number))
+
+
+def check_name(place: str, name: Any) -> None:
+    """Refuse a name that could leave its folder or that nobody could type."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name.endswith((".", " ")):
+        raise ConfigError(
+            f"{place} = {name!r} cannot name a folder: use up to 100 letters, digits and "
+            "spaces . , = + @ ( ) [ ] - _, a letter or digit first"
+        )
+
+
+def _check_kinds(experiment: Experiment) -> None:
+    kinds: dict[str, tuple[type, ...]] = {
+        "algorithm": (Algorithm,),
+        "work": (Work,),
+        "task": (TaskSettings,),
+        "evaluate": (Evaluation,),
+        "hold": (Holding,),
+        "engine": (EngineSettings,),
+        "arrival": (Arrival, type(None)),
+    }
+    for name, kind in kinds.items():
+        value = getattr(experiment, name)
+        if not isinstance(value, kind):
+            raise ConfigError(f"Experiment.{name} must be a {kind[0].__name__}, got {value!r}")
+    for name, method in (("partition", "split"), ("sampler", "sample")):
+        value = getattr(experiment, name)
+        absent = value is None and name == "partition"
+        if not absent and (isinstance(value, type) or not hasattr(value, method)):
+            raise ConfigError(f"Experiment.{name} must have a method `{method}`, got {value!r}")
+
+
+# ----------------------------------------------------------------------------- table -> object
+SECTIONS = (
+    *("name", "label", "rounds", "seed", "data", "partition", "arrival", "hold", "model", "task"),
+    *("algorithm", "work", "sampler", "evaluate", "engine"),
+)
+
+
+def experiment_from(table: Mapping[str, Any]) -> Experiment:
+    """Make an experiment from plain tables, without sweeps."""
+    for name in table:
+        if name not in SECTIONS:
+            raise unknown_name("section", name, list(SECTIONS), "experiment")
+    for name in ("data", "model", "algorithm"):
+        if name not in table:
+            raise ConfigError(f"the experiment has no [{name}]: every one needs data, a model and "
+                              "an algorithm")  # fmt: skip
+    algorithm = _named_table(table, "algorithm")
+    label = table.get("label", algorithm_label(algorithm))
+    bare = {k: v for k, v in algorithm.items() if k != "label"}
+    plain = {k: table[k] for k in ("name", "rounds", "data", "model") if k in table}
+    return Experiment(
+        **plain,
+        label=label,
+        seed=_seed(table.get("seed", 0)),
+        algorithm=decode_algorithm(bare),
+        partition=_by_name(table, "partition", PARTITIONS),
+        sampler=_by_name(table, "sampler", SAMPLERS) or Everyone(),
+        work=make(Work, _ranges(_table(table, "work")), "work"),
+        arrival=make(Arrival, _table(table, "arrival"), "arrival") if "arrival" in table else None,
+        task=make(TaskSettings, _table(table, "task"), "task"),
+        evaluate=make(Evaluation, _table(table, "evaluate"), "evaluate"),
+        hold=make(Holding, _table(table, "hold"), "hold"),
+        engine=make(EngineSettings, _table(table, "engine"), "engine"),
+    )
+
+
+def _table(table: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = table.get(name, {})
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} must be a table of settings, got {value!r}")
+    return dict(value)
+
+
+def _named_table(table: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A bare text stands for the table that only names something."""
+    value = table.get(name, {})
+    return {"use": value} if isinstance(value, str) else _table(table, name)
+
+
+def _by_name(table: Mapping[str, Any], section: str, names: Mapping[str, Any]) -> Any:
+    given = _named_table(table, section)
+    if not given:
+        return None
+    if "use" not in given:
+        raise ConfigError(f"[{section}] needs `use`, one of: {', '.join(names)}")
+    kind = find(names, given.pop("use"), section, f"{section}.use")
+    settings = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
+    return make(kind, settings, section)
+
+
+def _seed(value: Any) -> int | Seeds:
+    if not isinstance(value, Mapping):
+        return value
+    if set(value) != set(Seeds._fields):
+        raise ConfigError(
+            f"seed = {dict(value)!r}: give one whole number, or all of partition, model and run"
+        )
+    return Seeds(**value)
+
+
+def _ranges(table: Mapping[str, Any]) -> dict[str, Any]:
+    """`{low = 1, high = 5}` is a number drawn per client and round."""
+    made = dict(table)
+    for name in ("epochs", "steps"):
+        value = made.get(name)
+        if isinstance(value, Mapping):
+            if set(value) != {"low", "high"}:
+                raise ConfigError(f"work.{name} = {dict(value)!r}: a range has `low` and `high`")
+            made[name] = (value["low"], value["high"])
+    if made.get("batch") == "all":
+        made["batch"] = None
+    return made
+
+
+# ----------------------------------------------------------------------------- object -> table
+def table_of(made: Experiment) -> Table:
+    """Write an experiment as plain tables."""
+    partition = None if made.partition is None else encode(made.partition, "partition")
+    arrival = None if made.arrival is None else encode_fields(made.arrival, "arrival")
+    seed = made.seed._asdict() if isinstance(made.seed, Seeds) else made.seed
+    assert isinstance(made.data, Choice) and isinstance(made.model, Choice)
+    return {
+        "name": made.name,
+        "label": made.label,
+        "rounds": made.rounds,
+        "seed": seed,
+        "data": made.data.table(),
+        **({} if partition is None else {"partition": partition}),
+        **({} if arrival is None else {"arrival": arrival}),
+        "hold": section_table(made.hold),
+        "model": made.model.table(),
+        "task": section_table(made.task),
+        "algorithm": encode_algorithm(made.algorithm),
+        "work": _work_table(made.work),
+        "sampler": encode(made.sampler, "sampler"),
+        "evaluate": section_table(made.evaluate),
+        "engine": section_table(made.engine),
+    }
+
+
+def _work_table(work: Work) -> Table:
+    made = encode_fields(work, "work")
+    for name in ("epochs", "steps"):
+        if isinstance(made[name], list):
+            made[name] = dict(zip(("low", "high"), made[name], strict=True))
+    made["batch"] = "all" if made["batch"] is None else made["batch"]
+    return {n: v for n, v in made.items() if v is not None}

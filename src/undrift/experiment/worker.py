@@ -1,0 +1,86 @@
+"""A worker process: reads experiments from its input, writes events to its output.
+
+Started by `pool`.  It ignores Ctrl-C, which its parent hears too; SIGTERM stops it at the next
+moment, with everything done so far saved.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from undrift.errors import UndriftError
+from undrift.experiment.events import Record, RunInfo
+from undrift.experiment.run import run
+from undrift.experiment.spec import Experiment
+
+
+class Voice:
+    """A listener that tells the parent."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self.pipe = pipe
+
+    def tell(self, event: str, **values: Any) -> None:
+        """Write one line."""
+        self.pipe.write(json.dumps({"event": event, **values}).encode() + b"\n")
+        self.pipe.flush()
+
+    def started(self, run: RunInfo, past: Sequence[Record]) -> None:
+        """Tell that a run begins."""
+        self.tell("started", value=[dict(r) for r in past])
+
+    def round(self, run: RunInfo, record: Record) -> None:
+        """Tell what is known after a round; a parent that is gone ends the run."""
+        self.tell("round", value=dict(record))
+
+    def finished(self, run: RunInfo, history: Sequence[Record]) -> None:
+        """Tell that a run is complete."""
+        self.tell("finished", value=[dict(r) for r in history])
+
+    def failed(self, run: RunInfo, error: BaseException) -> None:
+        """Errors are told by `main`, whatever part of a run they come from."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def main() -> int:
+    """Run what comes in until the input ends."""
+    # what user code prints must not end up among the events
+    pipe = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _stop)
+    voice = Voice(pipe)
+    try:
+        for line in sys.stdin.buffer:
+            _one(json.loads(line), voice)
+    except (KeyboardInterrupt, BrokenPipeError):
+        return 1
+    return 0
+
+
+def _one(task: dict[str, Any], voice: Voice) -> None:
+    try:
+        experiment = Experiment.from_table(task["experiment"])
+        run(experiment, Path(task["folder"]), listeners=[voice])
+    except UndriftError as error:
+        voice.tell("failed", kind=type(error).__name__, message=str(error))
+    except Exception as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        voice.tell("failed", kind="UndriftError", message=f"{type(error).__name__}: {error}")
+
+
+def _stop(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,284 @@
+"""Build what an experiment describes: data dealt to clients, a task, a trainer and its exams."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from undrift import models
+from undrift.core.task import Task
+from undrift.data import Federation
+from undrift.data.partitions import ByKey, Parts, hold_out, per_client_test
+from undrift.data.partitions.protocol import Ids
+from undrift.errors import ConfigError, DataError, UndriftError
+from undrift.experiment.exam import Exam, Paper
+from undrift.experiment.measure import Measure, watched
+from undrift.experiment.names import find, imported, make, parameters, prefixed, sections
+from undrift.experiment.sections import Choice
+from undrift.experiment.spec import Experiment
+from undrift.sources import Examples, augment
+from undrift.trainer import Trainer
+
+
+@dataclass(frozen=True, eq=False)
+class Dealt:
+    """Examples, and which of them each client trains and is tested on."""
+
+    examples: Examples
+    parts: Parts
+    test_parts: Parts | None  # of the training examples: a share of every client's own
+    validation: Ids | None  # training examples of clients that are held out
+    owner: Tensor | None  # [test examples] the client of each, -1 for nobody's
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """An experiment that is ready to run."""
+
+    experiment: Experiment
+    dealt: Dealt
+    trainer: Trainer
+    measure: Measure
+
+
+def build(experiment: Experiment, state_path: Path | None = None) -> World:
+    """Build a trainer and its exams; what does not fit together is refused here."""
+    dealt = deal(experiment)
+    task = make_task(experiment, dealt.examples)
+    x, y = dealt.examples.train_x, _targets(experiment, dealt.examples.train_x, True, dealt)
+    engine = experiment.engine
+    settings: dict[str, Any] = {"chunk": engine.chunk, "workers": engine.workers}
+    if engine.use == "reference":
+        settings = {}
+    trainer = Trainer(
+        task,
+        Federation.split(x, y, dealt.parts, arrival=experiment.arrival),
+        watched(experiment.algorithm, experiment.evaluate),
+        work=experiment.work,
+        sampler=experiment.sampler,
+        seed=experiment.seeds,
+        engine=engine.use,
+        device=device_named(engine.device),
+        state=engine.state,  # type: ignore[arg-type]
+        state_path=state_path if engine.state == "file" else None,
+        **settings,
+    )
+    return World(experiment, dealt, trainer, _measure(experiment, dealt, trainer))
+
+
+def device_named(name: str) -> str:
+    """Take "auto" for the GPU if there is one, for the CPU otherwise."""
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+# ---------------------------------------------------------------------------------------- data
+def load_data(data: Choice | str) -> Examples:
+    """Load the examples that an experiment names; the last ones are kept for the next run."""
+    assert isinstance(data, Choice)
+    return _load(data)
+
+
+@lru_cache(maxsize=2)
+def _load(data: Choice) -> Examples:
+    table = data.table()
+    function = find(sections()["data"], table.pop("use"), "source", "data.use")
+    made = make(function, table, f"data {data.use!r}")
+    if not isinstance(made, Examples):
+        raise ConfigError(f"data.use: {data.use!r} gives {type(made).__name__}, not Examples")
+    if not len(made.train_x):
+        raise DataError(f"data {data.use!r} has no example to train on")
+    return made
+
+
+def deal(experiment: Experiment) -> Dealt:
+    """Deal the examples to clients."""
+    examples = load_data(experiment.data)
+    try:
+        return _deal(experiment, examples)
+    except (ConfigError, DataError) as error:
+        raise prefixed(error, "partition") from error
+
+
+def _deal(experiment: Experiment, examples: Examples) -> Dealt:
+    seed, keys = experiment.seeds.partition, _numbers(examples.train_clients)
+    partition = experiment.partition
+    if partition is None and keys is None:
+        raise ConfigError(
+            f"the data {examples.info.source!r} do not say who owns an example: add a [partition], "
+            "e.g. use = 'dirichlet_client', clients = 100, alpha = 0.1"
+        )
+    partition = ByKey() if partition is None else partition
+    parts: Parts = partition.split(examples.train_y.numpy(), seed, keys)
+    names = partition.owners(keys, seed) if _natural(partition) and keys is not None else None
+    chosen, validation = _hold_clients(experiment, parts)
+    parts = [parts[i] for i in chosen]
+    names = None if names is None else names[chosen]
+    test_parts = None
+    if experiment.hold.client_test:
+        parts, test_parts = per_client_test(parts, experiment.hold.client_test, seed)
+    owner = None
+    if experiment.evaluate.clients and test_parts is None:
+        owner = _owners(experiment, examples, names, len(parts))
+    return Dealt(examples, parts, test_parts, validation, owner)
+
+
+def _natural(partition: Any) -> bool:
+    return isinstance(partition, ByKey) and not partition.iid_control
+
+
+def _numbers(values: Tensor | None) -> Any:
+    return None if values is None else values.numpy()
+
+
+def _hold_clients(experiment: Experiment, parts: Parts) -> tuple[list[int], Ids | None]:
+    """Choose the clients that train, and the examples of those that do not."""
+    share = experiment.hold.validation_clients
+    if not share:
+        return list(range(len(parts))), None
+    singles = [np.array([i]) for i in range(len(parts))]
+    kept, held = hold_out(singles, share, experiment.seeds.partition)
+    examples = np.concatenate([parts[int(i[0])] for i in held])
+    return [int(i[0]) for i in kept], examples
+
+
+def _owners(experiment: Experiment, examples: Examples, names: Any, count: int) -> Tensor:
+    """Tell whose each test example is: by its natural owner, or dealt as the training ones are."""
+    owner = torch.full((len(examples.test_x),), -1)
+    if names is not None and examples.test_clients is not None:
+        for client, name in enumerate(names):
+            owner[examples.test_clients == int(name)] = client
+        return owner
+    if names is not None or experiment.hold.validation_clients:
+        raise ConfigError(
+            "evaluate.clients needs test examples of every client: set hold.client_test = 0.2"
+        )
+    seed = experiment.seeds.partition
+    try:
+        parts = experiment.partition.split(examples.test_y.numpy(), seed, None)
+    except (ConfigError, DataError) as error:
+        raise DataError(
+            f"evaluate.clients deals the test set like the training set, which fails ({error}); "
+            "hold.client_test = 0.2 tests each client on its own examples instead"
+        ) from error
+    for client, rows in enumerate(parts):
+        owner[torch.from_numpy(rows)] = client
+    return owner
+
+
+# ---------------------------------------------------------------------------------------- task
+def make_task(experiment: Experiment, examples: Examples) -> Task:
+    """Make the task: the model, its first weights a function of the seed, and its loss."""
+    settings = experiment.task
+    loss = _loss(experiment, examples)
+    options = {
+        "loss": loss,
+        "feature": settings.feature,
+        "dtype": getattr(torch, settings.dtype),
+    }
+    augmentation = _augmentation(experiment, examples)
+    if augmentation is not None:
+        options["augment"] = augmentation
+    choice, seed = experiment.model, experiment.seeds.model
+    assert isinstance(choice, Choice)
+    function = find(models.MODELS, choice.use, "model", "model.use")
+    given = {n: v for n, v in choice.table().items() if n != "use"}
+    given = {**_from_data(function, examples), **given}
+    try:
+        if function in models.MODELS.values():
+            names = {f: n for n, f in models.MODELS.items()}
+            make_model = partial(models.build, names[function], seed=seed, **given)
+            return Task(make_model(), **options)
+        return Task.build(_own_model(function, given, choice.use), seed, **options)
+    except UndriftError as error:
+        raise prefixed(error, f"model {choice.use!r}") from error
+
+
+def _own_model(
+    function: Callable[..., Any], settings: Mapping[str, Any], name: str
+) -> Callable[[], nn.Module]:
+    def made() -> nn.Module:
+        module: nn.Module = make(function, settings, f"model {name!r}")
+        return module
+
+    return made
+
+
+def _from_data(function: Callable[..., Any], examples: Examples) -> dict[str, Any]:
+    """Fill in what the data decide: inputs, classes, channels, pixels."""
+    shape = list(examples.train_x.shape[1:])
+    known: dict[str, Any] = {"inputs": math.prod(shape), "classes": examples.classes or 1}
+    if len(shape) == 3:
+        known |= {"channels": shape[0], "pixels": shape[1]}
+    return {n: v for n, v in known.items() if n in parameters(function)}
+
+
+def _loss(experiment: Experiment, examples: Examples) -> Any:
+    name = experiment.task.loss
+    if ":" in name:
+        return imported(name, "task.loss")
+    numbers = experiment.task.target == "input" or not examples.classes
+    if name == "auto":
+        return "mse" if numbers else "cross_entropy"
+    if name == "cross_entropy" and numbers:
+        raise ConfigError("task.loss = 'cross_entropy' needs classes; these targets are numbers")
+    if name == "mse" and not numbers:
+        raise ConfigError("task.loss = 'mse' needs numbers; these targets are classes")
+    return name
+
+
+def _augmentation(experiment: Experiment, examples: Examples) -> Any:
+    task = experiment.task
+    if not (task.flip or task.crop):
+        return None
+    if examples.train_x.dim() != 4:
+        raise ConfigError(
+            f"task.flip and task.crop need pictures; inputs are {list(examples.train_x.shape[1:])}"
+        )
+    return partial(augment, flip=task.flip, crop=task.crop, pad=task.pad)
+
+
+def _targets(experiment: Experiment, x: Tensor, training: bool, dealt: Dealt) -> Tensor:
+    if experiment.task.target == "input":
+        return x.flatten(1)
+    return dealt.examples.train_y if training else dealt.examples.test_y
+
+
+# --------------------------------------------------------------------------------------- exams
+def _measure(experiment: Experiment, dealt: Dealt, trainer: Trainer) -> Measure:
+    evaluate, examples = experiment.evaluate, dealt.examples
+    train_y = _targets(experiment, examples.train_x, True, dealt)
+    test_y = _targets(experiment, examples.test_x, False, dealt)
+    classes = examples.classes if evaluate.per_class else 0
+    papers: dict[str, Paper] = {}
+    if len(examples.test_x):
+        clients = len(dealt.parts) if dealt.owner is not None else 0
+        papers["test"] = Paper(examples.test_x, test_y, dealt.owner, clients, classes)
+    if dealt.test_parts is not None:
+        # each client's own test examples; without a common test set they are the test
+        name = "own" if papers else "test"
+        papers[name] = _own_paper(examples.train_x, train_y, dealt.test_parts)
+    if dealt.validation is not None:
+        rows = torch.from_numpy(dealt.validation)
+        papers["validation"] = Paper(examples.train_x[rows], train_y[rows])
+    if evaluate.per_class and not examples.classes:
+        raise ConfigError("evaluate.per_class needs classes; these targets are numbers")
+    device = trainer.engine.device
+    exams = {n: Exam(trainer.task, p, device, evaluate.batch) for n, p in papers.items()}
+    return Measure(trainer, evaluate, exams)
+
+
+def _own_paper(x: Tensor, y: Tensor, parts: Parts) -> Paper:
+    rows = torch.from_numpy(np.concatenate(parts))
+    sizes = torch.tensor([len(p) for p in parts])
+    owner = torch.repeat_interleave(torch.arange(len(parts)), sizes)
+    return Paper(x[rows], y[rows], owner, len(parts))

@@ -1,0 +1,159 @@
+"""Leave the results of a comparison in its folder: table, pictures, page."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from undrift.data.partitions.labels import find_classes, is_continuous
+from undrift.data.summary import count_table, summarise
+from undrift.errors import DataError, MissingExtra, UndriftError
+from undrift.experiment.comparison import Comparison, Line
+from undrift.experiment.folder import open_run
+from undrift.experiment.pool import run_folder
+from undrift.experiment.spec import Experiment
+from undrift.experiment.world import deal
+from undrift.report.curves import draw_curves
+from undrift.report.page import write_page
+from undrift.report.page_data import Group, Page, Partition, Table, TableRow, groups_from
+from undrift.report.partition_picture import draw_partition
+from undrift.state import disk
+from undrift.version import __version__
+
+
+def write_results(
+    out: Path, comparison: Comparison, experiments: Sequence[Experiment], command: str
+) -> list[Path]:
+    """Write comparison.md, comparison.json, curves, partition picture and report.html."""
+    disk.make_directory(out)
+    made = [_write(out / "comparison.md", comparison.markdown())]
+    made.append(_write(out / "comparison.json", json.dumps(as_json(comparison), indent=1) + "\n"))
+    groups = _groups(comparison)
+    # without matplotlib the page still draws its own; what diverged at once has no curve
+    with suppress(MissingExtra, DataError):
+        title = f"{comparison.name}: {comparison.metric.replace('_', ' ')}"
+        picture, target = out / "curves.png", comparison.target
+        made += draw_curves(picture, groups, comparison.metric, title=title, target=target)
+    partition = _partition(out, experiments[0], made)
+    page = _page(comparison, groups, partition, experiments, command, out)
+    return [*made, write_page(out / "report.html", page)]
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """Give the numbers of a comparison as plain JSON."""
+    lines = [_json_line(line) for line in comparison.lines()]
+    seeds = {v.label: list(v.seeds) for v in comparison.variants}
+    return {
+        "name": comparison.name,
+        "metric": comparison.metric,
+        "target": comparison.target,
+        "baseline": comparison.variants[0].label,
+        "seeds": seeds,
+        "variants": lines,
+        "verdict": comparison.verdict(),
+    }
+
+
+def _json_line(line: Line) -> dict[str, Any]:
+    gap, reached = line.difference, line.reached
+    return {
+        "label": line.label,
+        "last": {"mean": _number(line.last.mean), "std": _number(line.last.std)},
+        "best": {"mean": _number(line.best.mean), "std": _number(line.best.std)},
+        "rounds_to_target": None if reached is None else list(reached.each),
+        "rounds_to_target_on_mean": None if reached is None else reached.on_mean,
+        "difference": None
+        if gap is None
+        else {"mean": _number(gap.mean), "low": _number(gap.low), "high": _number(gap.high),
+              "clear": gap.clear},
+    }  # fmt: skip
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _write(path: Path, text: str) -> Path:
+    disk.write_atomically(path, [text.encode()])
+    return path
+
+
+def _groups(comparison: Comparison) -> tuple[Group, ...]:
+    runs = [
+        (v.label, seed, tuple(history))
+        for v in comparison.variants
+        for seed, history in zip(v.seeds, v.histories, strict=True)
+    ]
+    return groups_from(runs)
+
+
+def _partition(out: Path, experiment: Experiment, made: list[Path]) -> Partition | None:
+    """Draw how the first seed's data were dealt; data that have gone leave no picture."""
+    try:
+        dealt = deal(experiment)
+        labels = dealt.examples.train_y.numpy()
+        summary = str(summarise(labels, dealt.parts))
+        with suppress(MissingExtra):
+            made.append(draw_partition(labels, dealt.parts, out / "partition.png"))
+    except UndriftError:
+        return None
+    if is_continuous(labels):
+        return Partition([[len(part)] for part in dealt.parts], ("examples",), summary)
+    classes = find_classes(labels, 1, "report")
+    counts = count_table(classes, dealt.parts).tolist()
+    names = dealt.examples.info.class_names or tuple(map(str, range(len(classes.counts))))
+    return Partition(counts, tuple(names[: len(counts[0])]), summary)
+
+
+def _page(
+    comparison: Comparison,
+    groups: tuple[Group, ...],
+    partition: Partition | None,
+    experiments: Sequence[Experiment],
+    command: str,
+    out: Path,
+) -> Page:
+    lines = comparison.lines()
+    rows = [TableRow(tuple(comparison.cells(line)), _sort(comparison, line)) for line in lines]
+    notes = comparison.notes()
+    table = Table(tuple(comparison.header()), tuple(rows), notes[0] if notes else "")
+    metrics = {m: None for g in groups for r in g.runs for m in r.values}
+    ordered = [comparison.metric, *(m for m in metrics if m != comparison.metric)]
+    targets = {} if comparison.target is None else {comparison.metric: comparison.target}
+    return Page(
+        title=comparison.name,
+        command=command,
+        facts=_facts(experiments, out),
+        groups=groups,
+        table=table,
+        verdict=tuple(comparison.verdict()),
+        partition=partition,
+        experiment=experiments[0].to_toml(),
+        metrics=tuple(ordered),
+        targets=targets,
+    )
+
+
+def _sort(comparison: Comparison, line: Line) -> tuple[float | str | None, ...]:
+    made: list[float | str | None] = [line.label, _number(line.last.mean), _number(line.best.mean)]
+    if line.reached is not None:
+        made += [line.reached.typical, line.reached.on_mean]
+    gap = line.difference
+    return (*made, None if gap is None else gap.mean, None if gap is None else gap.low)
+
+
+def _facts(experiments: Sequence[Experiment], out: Path) -> tuple[tuple[str, str], ...]:
+    first = experiments[0]
+    facts = [("runs", str(len(experiments))), ("rounds", str(first.rounds)),
+             ("undrift", __version__)]  # fmt: skip
+    with suppress(UndriftError, OSError, ValueError, KeyError, IndexError):
+        # facts are a courtesy
+        place = open_run(run_folder(out, first)).path / "environment.json"
+        start = json.loads(place.read_text())["starts"][0]
+        named = ("at", "device", "gpu", "cpus", "torch", "python", "system")
+        facts += [(n, str(start[n])) for n in named if start.get(n) is not None]
+    return tuple(facts)

@@ -9,7 +9,8 @@ import pytest
 
 from undrift.core.algorithm import Algorithm
 from undrift.core.rule import Rule
-from undrift.core.task import Task, cross_entropy
+from undrift.core.losses import cross_entropy
+from undrift.core.task import Task
 from undrift.core.tree import record
 from undrift.errors import UndriftError
 from undrift.rules import Scaffold

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from undrift.core.algorithm import Algorithm
-from undrift.core.task import Task, cross_entropy
+from undrift.core.losses import cross_entropy
+from undrift.core.task import Task
 from undrift.data import Federation, Sequential, Uniform, Work
 from undrift.errors import ChangedExperiment
 from undrift.rules import Adaptive, HeavyBall, Prox, Scaffold, fedprox

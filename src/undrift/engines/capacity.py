@@ -54,10 +54,16 @@ def need_of(algo: Algorithm, task: Task, batch: Batch, sizes: Sizes) -> Need:
     return Need(float(counter.get_total_flops()), total)
 
 
+def is_small(need: Need, device: torch.device, cohort: int) -> bool:
+    """Whether a step is so little work that a second thread costs more than it brings."""
+    return device.type == "cpu" and need.operations * cohort <= SIDE_BY_SIDE
+
+
 def workers_for(need: Need, device: torch.device, cohort: int) -> int:
     """Choose how many chunks to train side by side: as many as torch may use threads."""
-    worth = device.type == "cpu" and need.operations * cohort > SIDE_BY_SIDE
-    return min(torch.get_num_threads(), cohort) if worth else 1
+    if device.type != "cpu" or is_small(need, device, cohort):
+        return 1
+    return min(torch.get_num_threads(), cohort)
 
 
 def width_for(

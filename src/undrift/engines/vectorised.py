@@ -29,11 +29,11 @@ from undrift.core.task import Batch, Task
 from undrift.core.tree import Tree, leaves, tree_map
 from undrift.data.checks import check_whole
 from undrift.data.federation import Federation
-from undrift.engines.capacity import need_of, width_for, workers_for
+from undrift.engines.capacity import is_small, need_of, width_for, workers_for
 from undrift.engines.engine import Assignment, Engine, mean_rows
 from undrift.engines.plain import PlainSteps, is_plain, is_sequence
 from undrift.engines.reference import Reference
-from undrift.engines.workers import in_order
+from undrift.engines.workers import in_order, limited
 from undrift.errors import TaskError, UndriftError
 from undrift.state.store import ClientStateStore
 
@@ -91,6 +91,7 @@ class Vectorised(Engine):
         _check_count("workers", workers)
         self.in_place, self.chunk, self.workers = in_place, chunk, workers
         self._decided = False
+        self._threads: int | None = None  # of torch's own, while clients train; None: as they are
         self._crew: list[Vectorised] = []
         check_vectorises(task, self._first_batch())
 
@@ -103,12 +104,13 @@ class Vectorised(Engine):
     def plan(self) -> dict[str, Any]:
         """Give the choices that decide rounding."""
         made = {"chunk": self.chunk, "workers": self.workers, "in_place": self.in_place}
-        return {**made, "decided": self._decided}
+        return {**made, "decided": self._decided, "threads": self._threads}
 
     def use_plan(self, plan: dict[str, Any]) -> None:
         """Repeat the choices of a recorded run."""
         self.chunk, self.workers = plan["chunk"], plan["workers"]
         self.in_place, self._decided = plan["in_place"], plan["decided"]
+        self._threads = plan["threads"]
         self._crew = []  # workers copy these choices
 
     def _decide(self, algo: Algorithm, work: Assignment) -> None:
@@ -118,6 +120,7 @@ class Vectorised(Engine):
         batch: Batch = _rows(self.batch(work.info.id[:1], work.order[:1, 0]), 0)
         sizes = Sizes(self.federation.num_clients, self.federation.max_size, 1)
         need = need_of(algo, self.task, batch, sizes)
+        self._threads = 1 if is_small(need, self.device, len(work.ids)) else None
         if self.workers is None:
             self.workers = workers_for(need, self.device, len(work.ids))
         if self.chunk is None:
@@ -133,7 +136,8 @@ class Vectorised(Engine):
         def train(worker: Vectorised, part: slice) -> tuple[list[int], Any, Any, Any]:
             own, some = work.part(part), _rows(clients, part)
             try:
-                return own.ids, *worker._train(algo, broadcast, some, own)
+                with limited(self._threads):
+                    return own.ids, *worker._train(algo, broadcast, some, own)
             except UndriftError:
                 raise
             except Exception as error:

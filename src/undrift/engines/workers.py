@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -17,6 +18,20 @@ import torch
 J = TypeVar("J")
 T = TypeVar("T")
 W = TypeVar("W")
+
+
+@contextmanager
+def limited(threads: int | None) -> Iterator[None]:
+    """Let torch use so many threads of its own for a while; None changes nothing."""
+    before = torch.get_num_threads()
+    if threads is None or threads == before:
+        yield
+        return
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def in_order(run: Callable[[W, J], T], jobs: Sequence[J], workers: Sequence[W]) -> Iterator[T]:

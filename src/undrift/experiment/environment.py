@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -20,7 +21,7 @@ def environment(device: torch.device, round: int) -> dict[str, Any]:
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "after_round": round,
-        "command": list(sys.argv),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "undrift": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,

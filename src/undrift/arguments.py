@@ -65,7 +65,10 @@ def check_labels(task: Task, federation: Federation) -> None:
     """Refuse class numbers that the module has no output for, and say whose they are."""
     if task.loss_name != "cross_entropy" or federation.y.is_floating_point():
         return
-    classes = task.outputs(federation.x[federation.members[:1]])
+    try:
+        classes = task.outputs(federation.x[federation.members[:1]])
+    except Exception:
+        return  # Task.check says what is wrong with the module
     labels = federation.y[federation.members]
     bad = ((labels < 0) | (labels >= classes)).reshape(len(labels), -1).any(1).nonzero()
     if len(bad):

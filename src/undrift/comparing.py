@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from undrift.errors import ConfigError
 from undrift.experiment.comparison import Comparison, comparison_of
 from undrift.experiment.events import Listener
 from undrift.experiment.pool import run_all
-from undrift.experiment.spec import Experiment
+from undrift.experiment.spec import Experiment, check_apart
 from undrift.report.results import write_results
 
 
@@ -27,8 +28,14 @@ def compare(
 
     The first experiment's label is what the others are compared with.
     """
-    if not experiments or not all(isinstance(e, Experiment) for e in experiments):
+    listed = isinstance(experiments, Sequence) and experiments
+    if not listed or not all(isinstance(e, Experiment) for e in experiments):
         raise ConfigError("compare takes a list of experiments, at least one")
+    check_apart(experiments)
+    if not isinstance(folder, str | Path):
+        raise ConfigError(f"folder must be a path, got {folder!r}")
+    if target is not None and (not isinstance(target, int | float) or not math.isfinite(target)):
+        raise ConfigError(f"target must be a number, got {target!r}")
     out = Path(folder)
     histories = run_all(experiments, out, jobs=jobs, listeners=listeners)
     goal = experiments[0].evaluate.target if target is None else target

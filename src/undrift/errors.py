@@ -5,6 +5,7 @@ UndriftError
 ├── DataError             examples, clients or shapes that do not fit
 ├── TaskError             a module that cannot be trained as asked
 ├── ClientError           one client failed: which one, in which stage, rule and step
+├── ServerError           the server half of a rule failed
 ├── EmptyRoundError       no client of the cohort could take part
 ├── CheckpointError       a checkpoint could not be written or read
 │   ├── CorruptCheckpoint     its bytes are not the ones that were written
@@ -28,10 +29,14 @@ __all__ = [
     "DataError",
     "EmptyRoundError",
     "MissingExtra",
+    "ServerError",
     "TaskError",
     "UndriftError",
     "unknown_name",
 ]
+
+
+MOST_NAMES = 40  # in one message
 
 
 class UndriftError(Exception):
@@ -63,6 +68,10 @@ class ClientError(UndriftError, RuntimeError):
         super().__init__(f"{place}: {type(cause).__name__}: {cause}")
 
 
+class ServerError(UndriftError, RuntimeError):
+    """The server half of a rule failed."""
+
+
 class EmptyRoundError(UndriftError, RuntimeError):
     """No client of the cohort could take part."""
 
@@ -92,4 +101,7 @@ def unknown_name(kind: str, name: Any, known: list[str], where: str = "") -> Con
     near = get_close_matches(str(name), known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     prefix = f"{where}: " if where else ""
-    return ConfigError(f"{prefix}no {kind} named {name!r}.{hint} Known: {', '.join(known)}")
+    some = known if len(known) <= MOST_NAMES else get_close_matches(str(name), known, MOST_NAMES, 0)
+    others = f"Known: {', '.join(some)}" if some is known else f"Some of all {len(known)}: "
+    others += "" if some is known else ", ".join(some[:8])
+    return ConfigError(f"{prefix}no {kind} named {name!r}.{hint} {others}")

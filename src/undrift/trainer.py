@@ -108,8 +108,8 @@ class Trainer:
             enrolled,
         )
         examples = self.federation.members[:2]
-        features = self.task.check(self.federation.x[examples], self.federation.y[examples])
         check_labels(self.task, self.federation)
+        features = self.task.check(self.federation.x[examples], self.federation.y[examples])
         self.sizes = Sizes(federation.num_clients, federation.max_size, features)
         w, buffers = self.task.initial()
         template = init_client(algorithm, w, self.sizes)

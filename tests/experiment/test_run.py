@@ -174,7 +174,7 @@ def damage_summary(path: Path) -> None:
     [
         (damage_line, CheckpointError),
         (damage_checkpoint, CorruptCheckpoint),
-        (damage_table, ConfigError),
+        (damage_table, CheckpointError),
         (damage_summary, CheckpointError),
     ],
 )

@@ -34,7 +34,7 @@ def test_every_shipped_experiment_is_a_file_and_back(name: str) -> None:
     [
         "work={epochs={low=1, high=5}, batch='all'}",
         "work={steps=3, batch=4, last='bootstrap'}",
-        "sampler={use='explicit', rounds=[[0, 1], [2]]}",
+        "sampler={use='explicit', rounds=[[0, 1], [2], [3], [4, 5]]}",
         "sampler={use='weighted', count=2, by=[1.0, 2.0, 3.0]}",
         "seed={partition=1, model=2, run=3}",
         "arrival={rounds=3, first=0.5}",

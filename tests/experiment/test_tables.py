@@ -99,5 +99,5 @@ def test_files_that_are_no_experiments(tmp_path: Path) -> None:
     bad.write_text("#" * 5_000_000)
     with pytest.raises(ConfigError, match="no experiment file"):
         read_table(bad)
-    with pytest.raises(ConfigError, match="is a directory"):
+    with pytest.raises(ConfigError, match="is no file"):
         read_table(tmp_path)

@@ -8,8 +8,8 @@ from typing import ClassVar
 import pytest
 
 from undrift.core.algorithm import Algorithm
-from undrift.core.rule import Rule
 from undrift.core.losses import cross_entropy
+from undrift.core.rule import Rule
 from undrift.core.task import Task
 from undrift.core.tree import record
 from undrift.errors import UndriftError

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from undrift.cli import catalogue, data, experiments, folders
+from undrift.cli.common import printable
 from undrift.errors import UndriftError
 from undrift.version import __version__
 
@@ -53,7 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except UndriftError as error:
-        print(f"undrift: {error}", file=sys.stderr)
+        print(f"undrift: {printable(str(error))}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        what = f"{error.strerror}: {str(error.filename)[:200]}" if error.filename else str(error)
+        print(f"undrift: {printable(what)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("undrift: stopped; what is done is kept, the same command goes on", file=sys.stderr)
@@ -64,7 +69,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Let settings stand anywhere: argparse wants them together."""
     made = parser()
     chosen, rest = made.parse_known_args(arguments)
-    settings = [a for a in rest if "=" in a and not a.startswith("-") and "changes" in chosen]
+    settings = [a for a in rest if not a.startswith("-") and "changes" in chosen]
     strange = [a for a in rest if a not in settings]
     if strange:
         made.error(f"unknown arguments: {' '.join(strange)}")

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from undrift.cli.common import Commands
+from undrift.cli.common import Commands, printable
 from undrift.errors import unknown_name
 from undrift.experiment.comparison import aligned
-from undrift.experiment.folder import RunFolder
+from undrift.experiment.folder import RunFolder, open_run, whole_history
 from undrift.experiment.history import main_metric
 from undrift.experiment.names import parameters, records, sections
 from undrift.experiment.shipped import shipped_experiments
@@ -36,7 +36,9 @@ def add_commands(commands: Commands) -> None:
     listing.set_defaults(action=do_list)
     show = commands.add_parser("show", help="show settings of a name, an experiment or a run")
     show.add_argument("name", metavar="NAME", help="a name of `undrift list`, a file or a folder")
-    show.add_argument("changes", nargs="*", metavar="NAME=VALUE", help="overrides, as for `run`")
+    show.add_argument(
+        "changes", nargs="*", default=[], metavar="NAME=VALUE", help="overrides, as for `run`"
+    )
     show.set_defaults(action=do_show)
 
 
@@ -120,10 +122,11 @@ def _show_experiment(chosen: argparse.Namespace) -> int:
 
 
 def _show_run(folder: RunFolder) -> int:
-    history, table = folder.history(), folder.table() or {}
+    table = open_run(folder.path).table() or {}
+    history = whole_history(folder)
     state = "complete" if folder.summary() is not None else "not complete: run it again to go on"
-    print(f"{folder.path}: {table.get('label')}, {len(history)} of {table.get('rounds')} rounds, "
-          f"{state}")  # fmt: skip
+    label = printable(str(table.get("label")))
+    print(f"{folder.path}: {label}, {len(history)} of {table.get('rounds')} rounds, {state}")
     if len(history):
         metric = main_metric(history)
         print(f"{metric}: last {history.last(metric):.4f}, best {history.best(metric):.4f}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import Any
 
 from undrift.errors import ConfigError
 from undrift.experiment.events import Listener
-from undrift.experiment.spec import Experiment, check_name, load
+from undrift.experiment.spec import Experiment, load
 from undrift.report.terminal import TerminalView
 from undrift.trackers import open_trackers
 
@@ -26,6 +27,7 @@ def add_experiment(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "changes",
         nargs="*",
+        default=[],
         metavar="NAME=VALUE",
         help="settings by dotted name, e.g. algorithm.lr=0.05; commas or a list make a sweep",
     )
@@ -56,7 +58,10 @@ def out_folder(chosen: argparse.Namespace, experiments: Sequence[Experiment]) ->
         return Path("runs") / experiments[0].name
     if not chosen.out or "\0" in chosen.out:
         raise ConfigError(f"--out {chosen.out!r} is no folder")
-    return Path(chosen.out)
+    out = Path(chosen.out)
+    if out.is_file():
+        raise ConfigError(f"--out {out} is a file: give a folder")
+    return out
 
 
 @contextmanager
@@ -71,14 +76,28 @@ def listening(chosen: argparse.Namespace, out: Path, total: int) -> Iterator[lis
             listener.close()
 
 
+def printable(text: str) -> str:
+    """Show control characters instead of sending them to the terminal.
+
+    >>> printable("a\x1b[31mb")
+    'a\\x1b[31mb'
+    """
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
+def finite(value: str) -> float:
+    """Read a finite number."""
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"give a number, not {value!r}")
+    return number
+
+
 def count_seeds(value: str) -> list[int]:
     """Read `--seeds 3` as 0,1,2."""
     if not value.isdigit() or not 1 <= int(value) <= 10_000:
         raise argparse.ArgumentTypeError(f"give a number of seeds, 1 or more, not {value!r}")
     return list(range(int(value)))
-
-
-def folder_name(value: str) -> str:
-    """Refuse a name that cannot be a folder's."""
-    check_name("--name", value)
-    return value

@@ -81,6 +81,8 @@ def do_list(chosen: argparse.Namespace) -> int:
 def do_init(chosen: argparse.Namespace) -> int:
     """Write an experiment file for a table."""
     table = Path(chosen.table)
+    if not table.name:
+        raise ConfigError(f"{chosen.table!r} is no table: give a .csv, .tsv or .parquet file")
     out = table.with_suffix(".toml") if chosen.out is None else Path(chosen.out)
     if out.exists():
         raise ConfigError(f"{out} is there already: choose another name with --out")

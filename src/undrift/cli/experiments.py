@@ -12,6 +12,7 @@ from undrift.cli.common import (
     add_experiment,
     add_running,
     count_seeds,
+    finite,
     listening,
     load_experiments,
     out_folder,
@@ -42,7 +43,7 @@ def add_commands(commands: Commands) -> None:
         "--seeds", type=count_seeds, metavar="N", help="short for seed=0,1,...,N-1"
     )
     compare.add_argument("--metric", help="compare this metric (default: test_accuracy)")
-    compare.add_argument("--target", type=float, help="rounds until the metric reaches this")
+    compare.add_argument("--target", type=finite, help="rounds until the metric reaches this")
     add_running(compare)
     compare.set_defaults(action=do_compare)
     partition = commands.add_parser(

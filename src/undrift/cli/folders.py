@@ -9,10 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from undrift.cli.common import Commands
+from undrift.cli.common import Commands, finite
 from undrift.errors import ConfigError, unknown_name
 from undrift.experiment.comparison import comparison_of
-from undrift.experiment.folder import find_runs, open_run
+from undrift.experiment.folder import find_runs, open_run, whole_history
+from undrift.experiment.measure import watched
 from undrift.experiment.spec import Experiment
 from undrift.experiment.tables import override
 from undrift.experiment.world import build
@@ -24,13 +25,17 @@ def add_commands(commands: Commands) -> None:
     evaluate = commands.add_parser("evaluate", help="judge the model of a run")
     evaluate.add_argument("run", metavar="RUN", help="the folder of a run")
     evaluate.add_argument(
-        "changes", nargs="*", metavar="NAME=VALUE", help="judge otherwise, e.g. evaluate.batch=64"
+        "changes",
+        nargs="*",
+        default=[],
+        metavar="NAME=VALUE",
+        help="judge otherwise, e.g. evaluate.batch=64",
     )
     evaluate.set_defaults(action=do_evaluate)
     report = commands.add_parser("report", help="write table, pictures and page of a folder anew")
     report.add_argument("folder", metavar="FOLDER", help="a folder with runs in it")
     report.add_argument("--metric", help="the metric to compare (default: test_accuracy)")
-    report.add_argument("--target", type=float, help="rounds until the metric reaches this")
+    report.add_argument("--target", type=finite, help="rounds until the metric reaches this")
     report.add_argument("--baseline", metavar="LABEL", help="compare the others with this one")
     report.set_defaults(action=do_report)
 
@@ -47,8 +52,14 @@ def do_evaluate(chosen: argparse.Namespace) -> int:
     for change in chosen.changes:
         if not change.startswith(("evaluate.", "engine.device")):
             raise ConfigError(f"{change!r}: only evaluate.* and engine.device may change here")
-    changed = override(table, chosen.changes)
-    world = build(Experiment.from_table(changed), folder.rows)
+    experiment = Experiment.from_table(override(table, chosen.changes))
+    before = Experiment.from_table(table)
+    if watched(before.algorithm, experiment.evaluate) != watched(before.algorithm, before.evaluate):
+        raise ConfigError(
+            f"{chosen.run} did not keep what avg, all and drift need: run it with these "
+            "evaluate settings from the start"
+        )
+    world = build(experiment, folder.rows)
     if not world.trainer.load(folder.checkpoint):
         raise ConfigError(f"{chosen.run} has no checkpoint yet: `undrift run` it first")
     print(f"{table['name']}, {table['label']}, after round {world.trainer.rounds_done}")
@@ -66,6 +77,15 @@ def _show(found: dict[str, Any], class_names: tuple[str, ...]) -> None:
             print(f"  {name}: {value:.4f}")
 
 
+def _check_one(experiments: list[Experiment], folder: Path) -> None:
+    names = sorted({experiment.name for experiment in experiments})
+    if len(names) > 1:
+        raise ConfigError(
+            f"{folder} holds runs of several experiments ({', '.join(names)}): report the folder "
+            "of one of them"
+        )
+
+
 def _order(folder: Path, baseline: str | None, labels: list[str]) -> list[str]:
     """Keep the order of the last comparison, the baseline first."""
     if baseline is not None and baseline not in labels:
@@ -81,10 +101,18 @@ def do_report(chosen: argparse.Namespace) -> int:
     """Compare all runs of a folder and write the report."""
     folder = Path(chosen.folder)
     runs, experiments = [], []
+    places: dict[tuple[str, int], list[str]] = {}
     for found in find_runs(folder):
         experiment = Experiment.from_table(found.table() or {})
-        runs.append((experiment.label, experiment.seed_number, found.history()))
+        runs.append((experiment.label, experiment.seed_number, whole_history(found)))
         experiments.append(experiment)
+        places.setdefault(runs[-1][:2], []).append(str(found.path))
+    twice = next((paths for paths in places.values() if len(paths) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"{twice[0]} and {twice[1]} have one label and one seed: report them apart"
+        )
+    _check_one(experiments, folder)
     if not runs:
         raise ConfigError(f"{folder} holds no run: give the folder that `--out` named")
     target = experiments[0].evaluate.target if chosen.target is None else chosen.target

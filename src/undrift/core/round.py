@@ -24,7 +24,7 @@ from undrift.core.random import fold
 from undrift.core.rule import ClientView, Rule, ServerView, overrides
 from undrift.core.task import Batch, Buffers, Output, Task, Vec
 from undrift.core.tree import EMPTY, Tree
-from undrift.errors import ConfigError
+from undrift.errors import ConfigError, ServerError, UndriftError
 
 
 class Carry(NamedTuple):
@@ -330,12 +330,22 @@ def server_round(
     states = []
     for i, (rule, state) in enumerate(zip(algo.chain, server.states, strict=True)):
         own = view._replace(upload=_at(report.uploads, i), rows=_at(rows.notes, i))
-        update, state = rule.server(update, state, own)
+        try:
+            update, state = rule.server(update, state, own)
+        except Exception as error:
+            raise _server_failed(rule, error) from error
         states.append(state)
     buffers = _next_buffers(server.buffers, report, rows)
     moved = Server(server.w - update, buffers, tuple(states), server.round + 1)
     # nobody reported: the model stays, the round counts
     return tree.where(report.count > 0, moved, server._replace(round=server.round + 1))
+
+
+def _server_failed(rule: Rule, error: Exception) -> UndriftError:
+    if isinstance(error, UndriftError):
+        return error
+    what = f"stage 'server', rule {type(rule).__name__!r}"
+    return ServerError(f"{what}: {type(error).__name__}: {error}")
 
 
 def server_after(

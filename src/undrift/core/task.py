@@ -265,10 +265,11 @@ class Task:
         w, buffers = self.initial()
         mask = torch.ones(len(x), dtype=torch.bool, device=x.device)
         key = torch.zeros((), dtype=torch.int64, device=x.device)
-        with torch.no_grad():
+        w = w.detach().to(x.device).requires_grad_()
+        with torch.enable_grad():
             try:
-                out = self.forward(w.to(x.device), buffers, x, Pass(mask, key, True))
-                self.losses(out.value, y)
+                out = self.forward(w, buffers, x, Pass(mask, key, True))
+                learnable = self.losses(out.value, y).requires_grad
                 self.scores(out, Batch(x, y, mask, mask.long()))
                 trouble = find_trouble(self.module, x)
             except TaskError:
@@ -280,6 +281,8 @@ class Task:
                 ) from error
         if trouble:
             raise TaskError("; ".join(trouble))
+        if not learnable:
+            raise TaskError("the loss does not depend on the module: there is nothing to learn")
         if self.augment is not None:
             check_augment(self.augment, x)
         if self.feature is not None and out.features is None:

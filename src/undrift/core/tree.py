@@ -49,6 +49,9 @@ def check_fields(record: Any) -> None:
         if choices and getattr(record, f.name) not in choices:
             owner, value = type(record).__name__, getattr(record, f.name)
             raise unknown_name(f.name, value, [str(c) for c in choices], owner)
+        if isinstance(f.default, bool) and not isinstance(getattr(record, f.name), bool):
+            owner, value = type(record).__name__, getattr(record, f.name)
+            raise ConfigError(f"{owner}.{f.name} is True or False, got {value!r}")
         value, limits = getattr(record, f.name), f.metadata.get("range")
         if limits is not None and not (value is None and f.default is None):
             _check_number(f"{type(record).__name__}.{f.name}", value, *limits)
@@ -62,9 +65,11 @@ def _check_number(name: str, value: Any, low: float, high: float, ends: str) -> 
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ConfigError(f"{name} must be a number, got {value!r}")
     value = float(value)
+    if not math.isfinite(value):
+        raise ConfigError(f"{name} = {value!r} is no finite number")
     above = low < value if ends[0] == "(" else low <= value
     below = value < high if ends[1] == ")" else value <= high
-    if not (above and below and math.isfinite(value)):  # NaN fails too
+    if not (above and below):
         raise ConfigError(f"{name} = {value!r} is outside {ends[0]}{low:g}, {high:g}{ends[1]}")
 
 

@@ -86,6 +86,10 @@ class Work:
             raise unknown_name("way to end an epoch", self.last, LASTS, "Work.last")
         if self.batch is not None:
             check_whole("Work.batch", self.batch)
+            if self.batch >= 2**31:
+                raise ConfigError(
+                    f"Work.batch = {self.batch}: for all examples in one batch say None"
+                )
         name = "epochs" if self.steps is None else "steps"
         low, high = _ends(name, self.amount)
         object.__setattr__(self, name, low if low == high else (low, high))

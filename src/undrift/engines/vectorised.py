@@ -143,7 +143,8 @@ class Vectorised(Engine):
             except Exception as error:
                 raise worker._explain(error, algo, broadcast, some, own) from error
 
-        yield from in_order(train, self._chunks(algo, work), self._hire())
+        chunks = self._chunks(algo, work)
+        yield from in_order(train, chunks, self._hire(len(chunks)))
 
     def _explain(
         self,
@@ -165,9 +166,9 @@ class Vectorised(Engine):
             "trains one client at a time, does not fail on them"
         )
 
-    def _hire(self) -> list[Vectorised]:
+    def _hire(self, most: int) -> list[Vectorised]:
         """Give each worker a module of its own: one must not serve two passes at once."""
-        while len(self._crew) < (self.workers or 1):
+        while len(self._crew) < min(self.workers or 1, most):
             worker = copy.copy(self)
             worker.task = self.task.clone() if self._crew else self.task
             self._crew.append(worker)

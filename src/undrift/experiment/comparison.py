@@ -171,10 +171,16 @@ class Comparison:
         seeds = len(self.variants[0].seeds)
         name = self.metric.replace("_", " ") + (" in %" if self.percent else "")
         if seeds < 2:
-            return [f"{name.capitalize()}, one seed.", *self.verdict()]
+            return [f"{name.capitalize()}, one seed.", *self._lengths(), *self.verdict()]
         what = f"{name.capitalize()}, mean ± standard deviation over {seeds} seeds"
         how = "last rounds are compared, paired by seed; * marks an interval without 0."
-        return [f"{what}; {how}", *self.verdict()]
+        return [f"{what}; {how}", *self._lengths(), *self.verdict()]
+
+    def _lengths(self) -> list[str]:
+        found = sorted({len(h) for v in self.variants for h in v.histories})
+        if len(found) == 1:
+            return []
+        return [f"Attention: the runs have different lengths, {found[0]} to {found[-1]} rounds."]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -213,7 +219,13 @@ def comparison_of(
     known = {label for label, _, _ in runs}
     groups: dict[str, list[tuple[int, History]]] = {n: [] for n in order if n in known}
     for label, seed, history in runs:
-        groups.setdefault(label, []).append((seed, history))
+        group = groups.setdefault(label, [])
+        if any(seed == other for other, _ in group):
+            raise ConfigError(
+                f"{label!r} with seed {seed} is there twice: compare runs of one experiment, or "
+                "give them labels of their own"
+            )
+        group.append((seed, history))
     variants = []
     for label, found in groups.items():
         found.sort(key=lambda pair: pair[0])

@@ -37,7 +37,22 @@ class Exam:
         self.task, self.batch, self.device = task, batch, device
         owner = None if paper.owner is None else paper.owner.to(device)
         self.paper = paper._replace(x=self._moved(paper.x), y=self._moved(paper.y), owner=owner)
+        _check_values(self.paper)
         _check_classes(task, self.paper)
+        self._try_one()
+
+    def _try_one(self) -> None:
+        """Refuse inputs or targets that the model or its loss cannot take, before any training."""
+        w, buffers = self.task.initial()
+        first = self.paper._replace(x=self.paper.x[:1], y=self.paper.y[:1])
+        try:
+            with torch.no_grad():
+                self._some(first, w, buffers, 0)
+        except Exception as error:
+            raise DataError(
+                "the model or its loss fails on the test set, inputs "
+                f"{list(first.x.shape[1:])} and targets {list(first.y.shape[1:])}: {error}"
+            ) from error
 
     def _moved(self, values: Tensor) -> Tensor:
         dtype = self.task.dtype if values.is_floating_point() else None
@@ -46,7 +61,8 @@ class Exam:
     @torch.no_grad()
     def judge(self, w: Vec, buffers: Buffers) -> dict[str, Any]:
         """Give loss and metrics, and what was asked for beyond."""
-        pieces = [self._some(w, buffers, i) for i in range(0, len(self.paper.x), self.batch)]
+        starts = range(0, len(self.paper.x), self.batch)
+        pieces = [self._some(self.paper, w, buffers, i) for i in starts]
         values = {n: torch.cat([p[n] for p in pieces]).double() for n in pieces[0]}
         found: dict[str, Any] = {n: float(v.mean()) for n, v in values.items()}
         main = "accuracy" if "accuracy" in values else "loss"
@@ -56,9 +72,9 @@ class Exam:
             found |= self._by_client(main, values[main])
         return found
 
-    def _some(self, w: Vec, buffers: Buffers, start: int) -> dict[str, Tensor]:
+    def _some(self, paper: Paper, w: Vec, buffers: Buffers, start: int) -> dict[str, Tensor]:
         part = slice(start, start + self.batch)
-        x, y = self.paper.x[part], self.paper.y[part]
+        x, y = paper.x[part], paper.y[part]
         mask = torch.ones(len(x), dtype=torch.bool, device=self.device)
         out = self.task.forward(w, buffers, x, Pass(mask, None, False))
         seen = Batch(x, y, mask, mask.long())
@@ -89,10 +105,21 @@ class Exam:
         }
 
 
+def _check_values(paper: Paper) -> None:
+    for name, values in (("input", paper.x), ("target", paper.y)):
+        good = torch.isfinite(values).reshape(len(values), -1).all(1)
+        if not bool(good.all()):
+            bad = int((~good).nonzero()[0])
+            raise DataError(f"{name} {bad} of the test set holds NaN or infinity: clean or drop it")
+
+
 def _check_classes(task: Task, paper: Paper) -> None:
     if task.loss_name != "cross_entropy" or paper.y.is_floating_point():
         return
-    outputs = task.outputs(paper.x[:1])
+    try:
+        outputs = task.outputs(paper.x[:1])
+    except Exception:
+        return  # trying one example says more
     wrong = paper.y[(paper.y < 0) | (paper.y >= outputs)].flatten()
     if len(wrong):
         raise DataError(

@@ -28,6 +28,7 @@ from undrift.experiment.history import History
 from undrift.experiment.tables import Table, differences, parse_table, write_table
 from undrift.state import disk
 
+_MANY = "... and {} more; if nobody changed it, restore its experiment.toml, which is damaged"
 MAY_CHANGE = ("rounds", "label")  # a longer run is the same run
 
 
@@ -38,8 +39,13 @@ class RunFolder:
         if not isinstance(path, str | Path) or "\0" in str(path):
             raise ConfigError(f"a run is kept in a folder, given by its path; got {path!r}")
         self.path = Path(path)
-        if self.path.exists() and not self.path.is_dir():
-            raise ConfigError(f"{self.path} is a file: a run needs a folder of its own")
+        try:
+            if self.path.exists() and not self.path.is_dir():
+                raise ConfigError(f"{self.path} is a file: a run needs a folder of its own")
+        except OSError as error:
+            raise ConfigError(
+                f"{str(path)[:60]!r}... cannot be a folder: {error.strerror}"
+            ) from error
         self.checkpoint = self.path / "checkpoint"
         self.rows = self.path / "clients.rows"
         self._log: int | None = None
@@ -63,30 +69,41 @@ class RunFolder:
 
     # -- what the run is -----------------------------------------------------------------------
     def begin(self, table: Table) -> None:
-        """Write down the experiment; in a folder of another one, refuse with the difference."""
+        """Write down the experiment, or that it is to have more rounds."""
         old = self.table()
-        if old is None:
-            strangers = sorted(p.name for p in self.path.iterdir() if p.name != "lock")
-            if strangers:
-                raise ChangedExperiment(
-                    f"{self.path} holds other files ({', '.join(strangers[:3])}) and no "
-                    "experiment: choose an empty folder with --out"
-                )
+        before = -1 if old is None else old.get("rounds")
+        if old != table and (not isinstance(before, int) or table["rounds"] >= before):
             self._write_table(table)
-            return
-        self.check(table)
-        if old != table and table["rounds"] >= old.get("rounds", 0):
-            self._write_table(table)
+        disk.remove(self.path / "summary.json")
 
     def check(self, table: Table) -> None:
-        """Refuse another experiment than the one of this folder, with the difference."""
-        found = differences(self.table() or {}, table)
+        """Refuse a folder of another experiment, with the difference, and of other files."""
+        old = self.table()
+        if old is None:
+            self._check_strangers()
+            return
+        if not isinstance(old.get("rounds"), int):
+            raise CheckpointError(
+                f"the experiment in {self.path} is damaged (rounds = {old.get('rounds')!r}): "
+                "restore it, or delete the folder to start anew"
+            )
+        found = differences(old, table)
         changed = [line for line in found if line.split(":")[0] not in MAY_CHANGE]
         if changed:
-            told = "\n".join(f"  {line}" for line in changed)
+            rest = [_MANY.format(len(changed) - 5)] if len(changed) > 6 else []
+            told = "\n".join(f"  {line}" for line in [*changed[: 5 if rest else 6], *rest])
             raise ChangedExperiment(
                 f"{self.path} holds another experiment:\n{told}\n"
                 "Choose another folder with --out, or undo the change to go on here"
+            )
+
+    def _check_strangers(self) -> None:
+        mine = {"lock", self.rows.name, "environment.json"}
+        found = sorted(p.name for p in self.path.iterdir() if p.name not in mine)
+        if found:
+            raise ChangedExperiment(
+                f"{self.path} holds other files ({', '.join(found[:3])}) and no experiment.toml: "
+                "restore it, or choose an empty folder with --out"
             )
 
     def table(self) -> Table | None:
@@ -94,7 +111,12 @@ class RunFolder:
         for name, parse in (("experiment.toml", parse_table), ("experiment.json", _parse_json)):
             path = self.path / name
             if path.is_file():
-                return parse(_read(path), str(path))
+                try:
+                    return parse(_read(path), str(path))
+                except ConfigError as error:
+                    raise CheckpointError(
+                        f"{error}: restore the file, or delete the folder to start anew"
+                    ) from error
         return None
 
     def _write_table(self, table: Table) -> None:
@@ -106,8 +128,9 @@ class RunFolder:
     def started(self, environment: Mapping[str, Any]) -> None:
         """Add one start to environment.json."""
         path = self.path / "environment.json"
-        past = _parse_json(_read(path), str(path)) if path.is_file() else {"starts": []}
-        starts = [*past.get("starts", []), dict(environment)]
+        past = _parse_json(_read(path), str(path)) if path.is_file() else {}
+        starts = past.get("starts", [])
+        starts = [*(starts if isinstance(starts, list) else []), dict(environment)]
         self._write_json("environment.json", {"starts": starts})
 
     # -- rounds --------------------------------------------------------------------------------
@@ -200,6 +223,18 @@ def open_run(path: Path | str) -> RunFolder:
     return folder
 
 
+def whole_history(folder: RunFolder) -> History:
+    """Read the rounds of a run; refuse fewer than it had when it was complete."""
+    history, summary = folder.history(), folder.summary()
+    promised = 0 if summary is None else summary.get("rounds", 0)
+    if isinstance(promised, int) and len(history) < promised:
+        raise CheckpointError(
+            f"{folder.path / 'rounds.jsonl'} has {len(history)} sound rounds of {promised}: "
+            "restore it, or run the experiment again"
+        )
+    return history
+
+
 def find_runs(path: Path | str) -> list[RunFolder]:
     """Find every run in a folder and the folders below, in the order of their names."""
     found = sorted(p.parent for p in Path(path).rglob("experiment.toml"))
@@ -213,13 +248,17 @@ def _read(path: Path) -> str:
         raise CheckpointError(f"cannot read {path}: {error}") from error
 
 
-def _parse_json(text: str, place: str) -> Any:
+def _parse_json(text: str, place: str) -> dict[str, Any]:
     try:
-        return json.loads(text)
+        found = json.loads(text)
     except ValueError as error:
+        found = error
+    if not isinstance(found, dict):
         raise CheckpointError(
-            f"{place} is damaged ({error}): restore it, or delete the folder to start anew"
-        ) from error
+            f"{place} is damaged: restore it, or delete this one file and the same command writes "
+            "it again"
+        )
+    return found
 
 
 def _parse_line(line: bytes) -> dict[str, Any] | None:

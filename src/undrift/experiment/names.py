@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
+import traceback
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from undrift import rules as rule_names
@@ -65,7 +68,10 @@ def find(names: Names, name: Any, kind: str, place: str) -> Any:
     if _plain(name) in plain:
         return names[plain[_plain(name)]]
     if ":" in name:
-        return imported(name, place)
+        found = imported(name, place)
+        if not callable(found):
+            raise ConfigError(f"{place}: {name!r} is {found!r}, not a function or class")
+        return found
     raise unknown_name(kind, name, list(names), place)
 
 
@@ -86,8 +92,18 @@ def imported(name: str, place: str) -> Any:
             f"{place}: cannot import {name!r} ({error}); it is looked for in the current folder "
             "and among the installed packages, as package.module:name"
         ) from error
-    except Exception as error:
-        raise ConfigError(f"{place}: importing {name!r} failed: {error!r}") from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"{place}: importing {name!r} failed: {told(error)}; put what a module does when it is "
+            "run behind `if __name__ == '__main__'`"
+        ) from error
+
+
+def told(error: BaseException) -> str:
+    """Tell an error of somebody else's code: its kind, its message, its line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"
 
 
 # ----------------------------------------------------------------------------------- settings
@@ -118,21 +134,31 @@ def check_names(function: Callable[..., Any], settings: Iterable[str], place: st
 def make(function: Callable[..., Any], settings: Mapping[str, Any], place: str) -> Any:
     """Call a function with named settings; what it complains of gets the place in front."""
     check_names(function, settings, place)
+    _check_flags(function, settings, place)
     try:
         return function(**settings)
     except (ConfigError, DataError, TaskError) as error:
         raise prefixed(error, place) from error
     except UndriftError:
         raise
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{place}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{place}: {told(error)}") from error
+
+
+def _check_flags(function: Callable[..., Any], settings: Mapping[str, Any], place: str) -> None:
+    known = parameters(function)
+    for name, value in settings.items():
+        if isinstance(known[name].default, bool) and not isinstance(value, bool):
+            raise ConfigError(f"{place}: {name} is true or false, got {value!r}")
 
 
 def prefixed(error: UndriftError, place: str) -> UndriftError:
     """Put the place in front of an error's message."""
-    if type(error) not in (ConfigError, DataError, TaskError) or str(error).startswith(place):
+    message = str(error)
+    if type(error) not in (ConfigError, DataError, TaskError) or message.startswith(place):
         return error
-    return type(error)(f"{place}: {error}")
+    inner = re.match(r"(models|sources)\.[\w-]+: ", message)  # says the place once more
+    return type(error)(f"{place}: {message[inner.end() :] if inner else message}")
 
 
 def list_depth(function: Callable[..., Any], name: str) -> int:
@@ -174,7 +200,10 @@ def encode(value: Any, place: str) -> Any:
         return value
     if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
         return value.item()
-    raise ConfigError(f"{place}: {value!r} cannot be written to a file: give a plain value")
+    raise ConfigError(
+        f"{place}: a {type(value).__name__} cannot be written to a file: give a plain value, or "
+        "make its class a record (@undrift.record)"
+    )
 
 
 def encode_fields(value: Any, place: str) -> dict[str, Any]:

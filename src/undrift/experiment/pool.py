@@ -65,11 +65,25 @@ def run_all(
     left = [i for i in range(len(tasks)) if i not in done]
     count = _jobs(jobs, [tasks[i].experiment for i in left])
     if count <= 1:
-        done |= {i: run(*tasks[i], listeners=listeners) for i in left}
+        done |= _one_by_one(tasks, left, listeners)
     else:
         Crew(tasks, left, count, listeners).work()
         done |= {i: _read(tasks[i]) for i in left}
     return [done[i] for i in range(len(tasks))]
+
+
+def _one_by_one(
+    tasks: Sequence[Task], left: Sequence[int], listeners: Sequence[Listener]
+) -> dict[int, History]:
+    done, failed = {}, []
+    for i in left:
+        try:
+            done[i] = run(*tasks[i], listeners=listeners)
+        except UndriftError as error:
+            failed.append(error)
+    if failed:
+        raise _together(failed, len(tasks))
+    return done
 
 
 def _read(task: Task) -> History:

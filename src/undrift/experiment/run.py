@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from undrift.data.checks import check_whole
-from undrift.errors import ConfigError
+from undrift.errors import ChangedExperiment, ConfigError, DataError
 from undrift.experiment.environment import environment
 from undrift.experiment.events import Listener, RunInfo
 from undrift.experiment.exam import Exam, Paper
@@ -47,6 +48,7 @@ def run(
     >>> len(run(Experiment("digits", "mlp", fedavg(lr=0.1), Iid(4), rounds=2)))
     2
     """
+    _check_arguments(listeners, checkpoint_seconds, evaluate)
     if isinstance(what, Experiment):
         given = {"rounds": rounds, "test": test, "evaluate": evaluate, "label": label}
         for name, value in given.items():
@@ -60,6 +62,15 @@ def run(
     if folder is None:
         return _in_memory(one, listeners)
     return _in_folder(one, RunFolder(folder), listeners, checkpoint_seconds)
+
+
+def _check_arguments(listeners: Any, seconds: Any, evaluate: Any) -> None:
+    if not isinstance(listeners, Sequence) or isinstance(listeners, str):
+        raise ConfigError(f"listeners must be a list of listeners, got {listeners!r}")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+        raise ConfigError(f"checkpoint_seconds must be a number, 0 or more; got {seconds!r}")
+    if evaluate is not None and not isinstance(evaluate, Evaluation):
+        raise ConfigError(f"evaluate must be an Evaluation, got {evaluate!r}")
 
 
 def finished(experiment: Experiment, folder: Path | str) -> History | None:
@@ -125,11 +136,14 @@ class TrainerJob(Job):
             raise ConfigError("run(trainer) needs rounds=, the number of rounds in all")
         check_whole("rounds", rounds)
         check_name("label", label)
-        if set(evaluate.models) != {"cloud"} or evaluate.drift:
+        beyond = set(evaluate.models) != {"cloud"} or evaluate.drift or evaluate.clients
+        if beyond or evaluate.per_class:
             raise ConfigError(
-                "a Trainer is judged by its server's model alone: evaluate.models and drift need "
-                "an Experiment"
+                "a Trainer is judged by its server's model as a whole: evaluate.models, drift, "
+                "clients and per_class need an Experiment"
             )
+        if test is not None and not (isinstance(test, tuple | list) and len(test) == 2):
+            raise DataError(f"test must be a pair (x, y), got {type(test).__name__}")
         self.trainer, self.test, self.evaluate = trainer, test, evaluate
         self.name, self.label, self.seed, self.rounds = label, label, trainer.seeds.run, rounds
 
@@ -142,7 +156,7 @@ class TrainerJob(Job):
         """Take the trainer as it is."""
         exams = {}
         if self.test is not None:
-            x, y = self.test
+            x, y = (torch.as_tensor(v) for v in self.test)
             device = self.trainer.engine.device
             exams["test"] = Exam(self.trainer.task, Paper(x, y), device, self.evaluate.batch)
         return self.trainer, Measure(self.trainer, self.evaluate, exams)
@@ -166,11 +180,12 @@ def _in_folder(
 ) -> History:
     info, table = info_of(job, folder.path), job.table()
     with folder.locked():
-        folder.begin(table)
+        folder.check(table)
         history = folder.history()
         if folder.summary() is None or len(history) < job.rounds:
             trainer, measure = job.start(folder.rows)
-            trainer.load(folder.checkpoint)
+            folder.begin(table)  # only now: what cannot be built leaves nothing behind
+            _load(trainer, folder)
             past = folder.cut(trainer.rounds_done)
             folder.started(environment(trainer.engine.device, trainer.rounds_done))
             measure.before = trainer.server.w
@@ -185,6 +200,18 @@ def _in_folder(
     for listener in listeners:
         listener.finished(info, history)
     return history
+
+
+def _load(trainer: Trainer, folder: RunFolder) -> None:
+    try:
+        trainer.load(folder.checkpoint)
+    except ChangedExperiment as error:
+        if "federation." not in str(error):
+            raise
+        raise ChangedExperiment(
+            f"{folder.path} was begun with other data than there are now, so it cannot go on: "
+            f"restore the data, or choose another folder with --out\n{error}"
+        ) from error
 
 
 def _train(
@@ -250,7 +277,7 @@ def info_of(job: Job, folder: Path | None) -> RunInfo:
 
 def _summary(history: History) -> dict[str, Any]:
     metric = main_metric(history)
-    seconds = sum(float(r["seconds"]) for r in history)
+    seconds = sum(h for h in history["seconds"])
     told = {"metric": metric, "last": history.last(metric), "best": history.best(metric)}
-    sent = {n: sum(int(r[n]) for r in history) for n in ("bytes_down", "bytes_up")}
+    sent = {n: int(sum(history[n])) for n in ("bytes_down", "bytes_up")}
     return {"rounds": len(history), **told, "seconds": seconds, **sent}

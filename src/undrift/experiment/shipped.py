@@ -16,13 +16,27 @@ def shipped_experiments() -> dict[str, Path]:
 
 def find_experiment(name: str | Path) -> Path:
     """Find an experiment file: a path, or the name of a shipped one."""
+    if not isinstance(name, str | Path) or "\0" in str(name) or len(str(name)) > 4000:
+        raise ConfigError(f"{str(name)[:60]!r} is no experiment file: give its path or a name")
     path, known = Path(name), shipped_experiments()
+    try:
+        return _found(path, str(name), known)
+    except OSError as error:
+        raise ConfigError(
+            f"{str(name)[:60]!r}... is no experiment file: {error.strerror}"
+        ) from error
+
+
+def _found(path: Path, name: str, known: dict[str, Path]) -> Path:
     if path.suffix == ".toml" or path.is_file():
         if path.is_dir():
             raise ConfigError(f"{path} is a folder, not an experiment file")
         return path
-    if str(name) in known:
-        return known[str(name)]
+    if name in known:
+        return known[name]
     if path.is_dir() and (path / "experiment.toml").is_file():
         return path / "experiment.toml"
-    raise unknown_name("experiment file or shipped experiment", str(name), list(known))
+    beside = path.with_name(path.name + ".toml") if path.name else path
+    if beside.is_file():
+        return beside
+    raise unknown_name("experiment file or shipped experiment", name, list(known))

@@ -10,7 +10,7 @@ from typing import Any
 
 from undrift.core.algorithm import Algorithm
 from undrift.core.random import Seeds
-from undrift.data import Arrival, Everyone, Work
+from undrift.data import Arrival, Everyone, Explicit, Work
 from undrift.data.checks import check_whole
 from undrift.data.partitions import PARTITIONS
 from undrift.errors import ConfigError, unknown_name
@@ -118,6 +118,8 @@ def load(
     >>> [e.label for e in load("digits", ["rounds=3", "algorithm.use=fedavg,scaffold"])]
     ['fedavg', 'scaffold']
     """
+    if isinstance(changes, str) or not all(isinstance(c, str) for c in changes):
+        raise ConfigError(f"changes are a list of texts such as 'rounds=10', got {changes!r}")
     if isinstance(path, Mapping):
         table, stem = dict(path), "experiment"
     else:
@@ -127,11 +129,12 @@ def load(
     made = []
     for variant in expand(override(table, changes)):
         made.append(experiment_from({**variant.table, "label": variant.label}))
-    _check_apart(made)
+    check_apart(made)
     return made
 
 
-def _check_apart(made: Sequence[Experiment]) -> None:
+def check_apart(made: Sequence[Experiment]) -> None:
+    """Refuse two runs that would share a folder."""
     seen: set[tuple[str, int]] = set()
     for one in made:
         if (one.label, one.seed_number) in seen:
@@ -144,7 +147,9 @@ def _check_apart(made: Sequence[Experiment]) -> None:
 
 def check_name(place: str, name: Any) -> None:
     """Refuse a name that could leave its folder or that nobody could type."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or name.endswith((".", " ")):
+    if not isinstance(name, str):
+        raise ConfigError(f"{place} = {name!r} must be a text: put it in quotes")
+    if not _NAME.fullmatch(name) or name.endswith((".", " ")):
         raise ConfigError(
             f"{place} = {name!r} cannot name a folder: use up to 100 letters, digits and "
             "spaces . , = + @ ( ) [ ] - _, a letter or digit first"
@@ -164,12 +169,20 @@ def _check_kinds(experiment: Experiment) -> None:
     for name, kind in kinds.items():
         value = getattr(experiment, name)
         if not isinstance(value, kind):
-            raise ConfigError(f"Experiment.{name} must be a {kind[0].__name__}, got {value!r}")
+            raise ConfigError(f"Experiment.{name}: {value!r} is no {kind[0].__name__}")
     for name, method in (("partition", "split"), ("sampler", "sample")):
         value = getattr(experiment, name)
         absent = value is None and name == "partition"
-        if not absent and (isinstance(value, type) or not hasattr(value, method)):
-            raise ConfigError(f"Experiment.{name} must have a method `{method}`, got {value!r}")
+        if not absent and (isinstance(value, type | str) or not hasattr(value, method)):
+            raise ConfigError(
+                f"Experiment.{name} must be an object with a method `{method}`, got {value!r}"
+            )
+    sampler = experiment.sampler
+    if isinstance(sampler, Explicit) and len(sampler.rounds) < experiment.rounds:
+        raise ConfigError(
+            f"sampler.rounds lists {len(sampler.rounds)} cohorts for {experiment.rounds} rounds: "
+            "give one list per round"
+        )
 
 
 # ----------------------------------------------------------------------------- table -> object

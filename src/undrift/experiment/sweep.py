@@ -144,6 +144,7 @@ def _label(table: Table, swept: tuple[Path, ...]) -> str:
     if "label" in table:
         return str(table["label"])
     algorithm = table.get("algorithm", {})
+    algorithm = {"use": algorithm} if isinstance(algorithm, str) else algorithm
     algorithm = algorithm if isinstance(algorithm, dict) else {}
     known = _IN_THE_NAME | (_COMFED if algorithm.get("use") == "comfed" else set())
     settings = [f"{_short(p)}={_value(table, p)}" for p in dict.fromkeys(swept) if p not in known]

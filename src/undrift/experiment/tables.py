@@ -21,10 +21,12 @@ _LARGEST = 4_000_000  # bytes; an experiment file is a page of text
 def read_table(path: Path) -> Table:
     """Read a TOML file."""
     try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is no file: an experiment is a text file of its own")
         size = path.stat().st_size
         if size > _LARGEST:
             raise ConfigError(f"{path} has {size} bytes: that is no experiment file")
-        return parse_table(path.read_text("utf-8"), str(path))
+        return parse_table(path.read_text("utf-8-sig"), str(path))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is no text file (byte {error.start} is not UTF-8)") from error
     except OSError as error:
@@ -76,7 +78,10 @@ def parse_value(text: str) -> Any:
     if "," in text and not text.lstrip().startswith(("[", "{", '"', "'")):
         return [parse_value(part.strip()) for part in text.split(",") if part.strip()]
     if text.startswith(("[", "{", '"', "'")):
-        raise ConfigError(f"cannot read the value {text!r}: it is no complete TOML value")
+        raise ConfigError(
+            f"cannot read the value {text!r}: inside brackets it must be TOML, with quotes around "
+            "words and every bracket closed"
+        )
     return text
 
 

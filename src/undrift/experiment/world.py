@@ -18,10 +18,18 @@ from undrift.core.task import Task
 from undrift.data import Federation
 from undrift.data.partitions import ByKey, Parts, hold_out, per_client_test
 from undrift.data.partitions.protocol import Ids
-from undrift.errors import ConfigError, DataError, UndriftError
+from undrift.errors import ConfigError, DataError, TaskError, UndriftError
 from undrift.experiment.exam import Exam, Paper
 from undrift.experiment.measure import Measure, watched
-from undrift.experiment.names import find, imported, make, parameters, prefixed, sections
+from undrift.experiment.names import (
+    find,
+    imported,
+    make,
+    parameters,
+    prefixed,
+    sections,
+    told,
+)
 from undrift.experiment.sections import Choice
 from undrift.experiment.spec import Experiment
 from undrift.sources import Examples, augment
@@ -51,6 +59,18 @@ class World:
 
 def build(experiment: Experiment, state_path: Path | None = None) -> World:
     """Build a trainer and its exams; what does not fit together is refused here."""
+    try:
+        return _build(experiment, state_path)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "alloc" not in str(error).lower():
+            raise
+        raise ConfigError(
+            "this experiment does not fit into memory: lower the size of the model, of the data, "
+            f"work.batch or work.steps ({str(error).splitlines()[0][:120]})"
+        ) from error
+
+
+def _build(experiment: Experiment, state_path: Path | None) -> World:
     dealt = deal(experiment)
     task = make_task(experiment, dealt.examples)
     x, y = dealt.examples.train_x, _targets(experiment, dealt.examples.train_x, True, dealt)
@@ -58,19 +78,24 @@ def build(experiment: Experiment, state_path: Path | None = None) -> World:
     settings: dict[str, Any] = {"chunk": engine.chunk, "workers": engine.workers}
     if engine.use == "reference":
         settings = {}
-    trainer = Trainer(
-        task,
-        Federation.split(x, y, dealt.parts, arrival=experiment.arrival),
-        watched(experiment.algorithm, experiment.evaluate),
-        work=experiment.work,
-        sampler=experiment.sampler,
-        seed=experiment.seeds,
-        engine=engine.use,
-        device=device_named(engine.device),
-        state=engine.state,  # type: ignore[arg-type]
-        state_path=state_path if engine.state == "file" else None,
-        **settings,
-    )
+    federation = Federation.split(x, y, dealt.parts, arrival=experiment.arrival)
+    try:
+        trainer = Trainer(
+            task,
+            federation,
+            watched(experiment.algorithm, experiment.evaluate),
+            work=experiment.work,
+            sampler=experiment.sampler,
+            seed=experiment.seeds,
+            engine=engine.use,
+            device=device_named(engine.device),
+            state=engine.state,  # type: ignore[arg-type]
+            state_path=state_path if engine.state == "file" else None,
+            **settings,
+        )
+    except TaskError as error:
+        assert isinstance(experiment.model, Choice)
+        raise prefixed(error, f"model {experiment.model.use!r}") from error
     return World(experiment, dealt, trainer, _measure(experiment, dealt, trainer))
 
 
@@ -85,11 +110,21 @@ def device_named(name: str) -> str:
 def load_data(data: Choice | str) -> Examples:
     """Load the examples that an experiment names; the last ones are kept for the next run."""
     assert isinstance(data, Choice)
-    return _load(data)
+    paths = [v for n, v in data.settings if n in ("path", "test_path") and isinstance(v, str)]
+    return _load(data, tuple(map(_stamp, paths)))
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    """Tell a file from what it was before: a cache must not hide an edit."""
+    try:
+        found = Path(path).stat()
+    except (OSError, ValueError):
+        return (0, 0)
+    return found.st_mtime_ns, found.st_size
 
 
 @lru_cache(maxsize=2)
-def _load(data: Choice) -> Examples:
+def _load(data: Choice, stamps: tuple[tuple[int, int], ...]) -> Examples:
     table = data.table()
     function = find(sections()["data"], table.pop("use"), "source", "data.use")
     made = make(function, table, f"data {data.use!r}")
@@ -97,6 +132,9 @@ def _load(data: Choice) -> Examples:
         raise ConfigError(f"data.use: {data.use!r} gives {type(made).__name__}, not Examples")
     if not len(made.train_x):
         raise DataError(f"data {data.use!r} has no example to train on")
+    names = made.info.class_names
+    if names and len(names) < made.classes:
+        raise DataError(f"data {data.use!r} names {len(names)} of its {made.classes} classes")
     return made
 
 
@@ -118,7 +156,7 @@ def _deal(experiment: Experiment, examples: Examples) -> Dealt:
             "e.g. use = 'dirichlet_client', clients = 100, alpha = 0.1"
         )
     partition = ByKey() if partition is None else partition
-    parts: Parts = partition.split(examples.train_y.numpy(), seed, keys)
+    parts: Parts = _split(partition, examples.train_y, seed, keys)
     names = partition.owners(keys, seed) if _natural(partition) and keys is not None else None
     chosen, validation = _hold_clients(experiment, parts)
     parts = [parts[i] for i in chosen]
@@ -126,10 +164,28 @@ def _deal(experiment: Experiment, examples: Examples) -> Dealt:
     test_parts = None
     if experiment.hold.client_test:
         parts, test_parts = per_client_test(parts, experiment.hold.client_test, seed)
+        if not any(len(part) for part in test_parts):
+            raise DataError("hold.client_test: no client has two examples, so none can be tested")
     owner = None
     if experiment.evaluate.clients and test_parts is None:
         owner = _owners(experiment, examples, names, len(parts))
     return Dealt(examples, parts, test_parts, validation, owner)
+
+
+def _split(partition: Any, labels: Tensor, seed: int, keys: Any) -> Parts:
+    """Ask the partition, which may be somebody else's."""
+    try:
+        parts = partition.split(labels.numpy(), seed, keys)
+    except UndriftError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{type(partition).__name__}.split fails: {told(error)}") from error
+    if not isinstance(parts, list | tuple) or not all(hasattr(p, "__len__") for p in parts):
+        raise ConfigError(
+            f"{type(partition).__name__}.split gave {type(parts).__name__}: it must give a list "
+            "with one array of example indices per client"
+        )
+    return [np.asarray(p) for p in parts]
 
 
 def _natural(partition: Any) -> bool:

@@ -22,7 +22,8 @@ def _sequence(**layers: nn.Module) -> nn.Sequential:
 
 def mlp(inputs: int, hidden: int | Sequence[int], classes: int) -> nn.Sequential:
     """Make a multi-layer perceptron with ReLU; `hidden=()` is softmax regression."""
-    widths = [hidden] if isinstance(hidden, int) else list(hidden)
+    several = isinstance(hidden, Sequence) and not isinstance(hidden, str)
+    widths: list[int] = [*hidden] if several else [hidden]  # type: ignore[misc, list-item]
     sizes = [whole("inputs", inputs), *(whole("hidden", width) for width in widths)]
     layers: dict[str, nn.Module] = {"feature" if not widths else "flatten": nn.Flatten()}
     for i, (a, b) in enumerate(pairwise(sizes), start=1):

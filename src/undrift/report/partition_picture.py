@@ -7,6 +7,7 @@ it reads without colour vision and in print.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from undrift.data.partitions.labels import count_examples, find_classes, is_cont
 from undrift.data.partitions.protocol import Floats, Ids, Labels
 from undrift.data.summary import check_parts, count_table
 from undrift.errors import ConfigError, MissingExtra
+from undrift.state.disk import make_directory, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,8 +40,11 @@ def draw_partition(labels: Labels, parts: Sequence[Ids], path: str | Path, title
 
     # Without a date and with fixed ids, the same partition is the same file.
     fixed = {"Date": None} if target.suffix.lower() == ".svg" else None
+    buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "undrift"}):
-        figure.savefig(target, dpi=150, metadata=fixed)
+        figure.savefig(buffer, format=target.suffix[1:].lower(), dpi=150, metadata=fixed)
+    make_directory(target.parent)
+    write_atomically(target, [buffer.getvalue()])
     return target
 
 

@@ -150,10 +150,10 @@ def _facts(experiments: Sequence[Experiment], out: Path) -> tuple[tuple[str, str
     first = experiments[0]
     facts = [("runs", str(len(experiments))), ("rounds", str(first.rounds)),
              ("undrift", __version__)]  # fmt: skip
-    with suppress(UndriftError, OSError, ValueError, KeyError, IndexError):
+    with suppress(UndriftError, OSError, ValueError, KeyError, IndexError, TypeError):
         # facts are a courtesy
         place = open_run(run_folder(out, first)).path / "environment.json"
-        start = json.loads(place.read_text())["starts"][0]
+        start = dict(json.loads(place.read_text())["starts"][0])
         named = ("at", "device", "gpu", "cpus", "torch", "python", "system")
         facts += [(n, str(start[n])) for n in named if start.get(n) is not None]
     return tuple(facts)

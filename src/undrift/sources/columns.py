@@ -190,7 +190,7 @@ def too_large(number: object) -> str:
 def _no_number(name: str, seen: Builder, path: Path) -> DataError:
     line, cell = seen.first["text"]
     moves = {"target": "kind='classes'", "feature": "leave the column out with features=[...]"}
-    move = moves.get(seen.wish, "another kind")
+    move = moves.get(seen.wish, "choose another kind")
     if re.fullmatch(r"[+-]?\d+,\d+", cell):
         move = "write decimals with a point"
     counts = f"{seen.total - seen.texts} of {seen.total} cells of the column are"

@@ -33,6 +33,10 @@ _NEXT_MOVES = {
     errno.EACCES: _ALLOW,
     errno.EPERM: _ALLOW,
     errno.EROFS: _ALLOW,
+    errno.ENOTDIR: "A part of this path is a file; choose another folder",
+    errno.EISDIR: "There is a folder of this name; choose another one",
+    errno.EEXIST: "There is a file of this name; choose another one",
+    errno.ENAMETOOLONG: "Choose a shorter name",
     errno.ENOENT: "Create the folder, or check that the disk is still mounted",
 }
 

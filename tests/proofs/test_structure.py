@@ -61,8 +61,8 @@ MAY_IMPORT = {
     "models": {"core", "models"},
     "sources": {"core", "data", "models", "state", "sources"},
     "experiment": {
-        *("core", "rules", "data", "state", "engines", "models", "sources", "trainer", "version"),
-        *("experiment", "errors"),
+        *("core", "rules", "data", "state", "engines", "models", "sources", "trainer", "replay"),
+        *("experiment", "version"),
     },
     "trackers": {"experiment", "models", "state", "trackers"},
 }

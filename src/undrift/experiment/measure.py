@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from undrift.core.algorithm import Algorithm, Server
-from undrift.core.rule import Mean
 from undrift.core.task import Vec
 from undrift.core.tree import leaves, named_leaves, replace
 from undrift.experiment.exam import Exam
 from undrift.experiment.sections import Evaluation
+from undrift.replay import weighs_by_size
 from undrift.rules.observe import LastModel, Seen, Watch
 from undrift.trainer import RoundResult, Trainer
 
@@ -31,12 +31,6 @@ def watched(algorithm: Algorithm, evaluation: Evaluation) -> Algorithm:
     if "all" in evaluation.models:
         added.append(LastModel())
     return replace(algorithm, rules=(*added, *algorithm.rules)) if added else algorithm
-
-
-def weighs_by_size(algorithm: Algorithm) -> bool:
-    """Whether client models are averaged by n_i, as the algorithm's own aggregate does."""
-    aggregate = algorithm.aggregate
-    return aggregate.by_size if isinstance(aggregate, Mean) else True
 
 
 class Measure:

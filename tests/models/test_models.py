@@ -107,7 +107,7 @@ def test_the_autoencoder_answers_between_0_and_1():
     [
         ("mcmahan_cn", {}, "models: no model named 'mcmahan_cn'. Did you mean 'mcmahan_cnn'"),
         ("feddyn_cnn", {"clases": 10}, "models.feddyn_cnn: .*'clases'. Did you mean 'classes'"),
-        ("mlp", {"inputs": 3, "classes": 2}, "models.mlp: needs the setting 'hidden'"),
+        ("mlp", {"classes": 2}, "models.mlp: needs the setting 'inputs'"),
         ("mlp", {"inputs": 3, "hidden": 0, "classes": 2}, "hidden must be at least 1, got 0"),
         ("mlp", {"inputs": "3", "hidden": 4, "classes": 2}, "inputs must be a whole number"),
         ("mcmahan_cnn", {"classes": True}, "classes must be a whole number"),

@@ -77,7 +77,7 @@ def listening(chosen: argparse.Namespace, out: Path, total: int) -> Iterator[lis
 
 
 def printable(text: str) -> str:
-    """Show control characters instead of sending them to the terminal.
+    r"""Show control characters instead of sending them to the terminal.
 
     >>> printable("a\x1b[31mb")
     'a\\x1b[31mb'

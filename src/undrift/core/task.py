@@ -265,11 +265,13 @@ class Task:
         w, buffers = self.initial()
         mask = torch.ones(len(x), dtype=torch.bool, device=x.device)
         key = torch.zeros((), dtype=torch.int64, device=x.device)
-        w = w.detach().to(x.device).requires_grad_()
+        w = w.to(x.device)
+        plain = torch._C._functorch.maybe_current_level() is None  # else autograd is not at hand
         with torch.enable_grad():
             try:
+                w = w.detach().requires_grad_() if plain else w
                 out = self.forward(w, buffers, x, Pass(mask, key, True))
-                learnable = self.losses(out.value, y).requires_grad
+                learnable = self.losses(out.value, y).requires_grad or not plain
                 self.scores(out, Batch(x, y, mask, mask.long()))
                 trouble = find_trouble(self.module, x)
             except TaskError:

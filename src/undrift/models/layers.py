@@ -20,7 +20,7 @@ def _sequence(**layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(OrderedDict(layers))
 
 
-def mlp(inputs: int, hidden: int | Sequence[int], classes: int) -> nn.Sequential:
+def mlp(inputs: int, hidden: int | Sequence[int] = 32, classes: int = 10) -> nn.Sequential:
     """Make a multi-layer perceptron with ReLU; `hidden=()` is softmax regression."""
     several = isinstance(hidden, Sequence) and not isinstance(hidden, str)
     widths: list[int] = [*hidden] if several else [hidden]  # type: ignore[misc, list-item]

@@ -9,6 +9,7 @@ from pathlib import Path
 from undrift.errors import ConfigError
 from undrift.experiment.comparison import Comparison, comparison_of
 from undrift.experiment.events import Listener
+from undrift.experiment.history import main_metric
 from undrift.experiment.pool import run_all
 from undrift.experiment.spec import Experiment, check_apart
 from undrift.report.results import write_results
@@ -39,6 +40,8 @@ def compare(
     out = Path(folder)
     histories = run_all(experiments, out, jobs=jobs, listeners=listeners)
     goal = experiments[0].evaluate.target if target is None else target
+    if target is None and metric is not None and metric != main_metric(histories[0]):
+        goal = None  # the experiment's target is one of its main metric
     pairs = zip(experiments, histories, strict=True)
     runs = [(e.label, e.seed_number, history) for e, history in pairs]
     comparison = comparison_of(experiments[0].name, runs, goal, metric)

@@ -306,3 +306,17 @@ def test_a_test_shard_comes_from_the_same_client():
     for part, kept, tested in zip(parts, training, test, strict=True):
         assert sorted(part) == sorted(np.concatenate([kept, tested]))
         assert len(kept) >= 1 and len(tested) == min(max(1, round(len(part) / 10)), len(part) - 1)
+
+
+def test_a_test_set_is_dealt_by_the_shares_of_training() -> None:
+    draw = np.random.default_rng(0)
+    train, test = draw.integers(0, 10, 1200), draw.integers(0, 10, 400)
+    for seed in range(6):
+        partition = DirichletClass(10, alpha=0.3)
+        mine = partition.split(train, seed)
+        like = partition.split_like(train, test, seed)
+        for part, other in zip(mine, like, strict=True):
+            a, b = (np.bincount(v, minlength=10) for v in (train[part], test[other]))
+            if len(other) >= 20:
+                assert np.abs(a / a.sum() - b / b.sum()).sum() / 2 < 0.3
+        assert sorted(np.concatenate(like).tolist()) == list(range(400))

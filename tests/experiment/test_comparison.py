@@ -40,7 +40,7 @@ def three(label: str, lasts: list[float]) -> list[tuple[str, int, History]]:
 
 
 def test_the_verdict_says_who_differs_by_more_than_the_seeds() -> None:
-    runs = three("fedavg", [0.80, 0.81, 0.79]) + three("good", [0.90, 0.91, 0.895])
+    runs = three("fedavg", [0.80, 0.81, 0.79]) + three("good", [0.90, 0.912, 0.895])
     runs += three("bad", [0.70, 0.71, 0.69]) + three("noisy", [0.95, 0.60, 0.99])
     made = comparison_of("x", runs, target=0.85)
     better, worse, unclear = made.verdict()
@@ -48,7 +48,7 @@ def test_the_verdict_says_who_differs_by_more_than_the_seeds() -> None:
     assert "Worse than fedavg" in worse and "bad (-10.0 points" in worse
     assert unclear.endswith("over 3 seeds: noisy.")
     cells = {line.label: made.cells(line) for line in made.lines()}
-    assert cells["good"][1:5] == ["90.2 ± 0.8", "90.2 ± 0.8", "2", "2"]
+    assert cells["good"][1:5] == ["90.2 ± 0.9", "90.2 ± 0.9", "2", "2"]
     assert cells["fedavg"][3:] == ["> 2", "> 2", "", ""]
     assert cells["noisy"][3] == "2" and "*" in cells["bad"][6]
     assert "| good |" in made.markdown()
@@ -80,3 +80,23 @@ def test_the_order_can_be_given() -> None:
     assert [v.label for v in comparison_of("x", runs, order=["b", "zz"]).variants] == ["b", "a"]
     with pytest.raises(ConfigError, match="no run to compare"):
         comparison_of("x", [])
+
+
+def test_equal_steps_of_one_example_prove_nothing() -> None:
+    runs = [("a", s, history(0.5, (100 + s) / 128)) for s in range(3)]
+    runs += [("b", s, history(0.5, (101 + s) / 128)) for s in range(3)]
+    (unclear,) = comparison_of("x", runs).verdict()
+    assert "No clear difference" in unclear
+
+
+def test_what_diverged_is_named_and_not_compared() -> None:
+    lost = History(({"round": 1, "test_loss": 8e35}, {"round": 2, "test_loss": None}))
+    runs = [("small", s, history(2.0, 1.0 + s / 10, metric="test_loss")) for s in range(2)]
+    runs += [("large", s, lost) for s in range(2)]
+    made = comparison_of("x", runs)
+    assert made.verdict() == ["Diverged, at least with one seed: large."]
+    assert made.cells(made.lines()[1])[1] == "diverged (2 of 2)"
+
+
+def test_a_spread_is_better_when_small() -> None:
+    assert history(0.3, 0.1, 0.2, metric="client_accuracy_std").best("client_accuracy_std") == 0.1

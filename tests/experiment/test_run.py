@@ -165,17 +165,12 @@ def damage_table(path: Path) -> None:
     (path / "experiment.toml").write_text("rounds = ")
 
 
-def damage_summary(path: Path) -> None:
-    (path / "summary.json").write_text("{")
-
-
 @pytest.mark.parametrize(
     ("damage", "error"),
     [
         (damage_line, CheckpointError),
         (damage_checkpoint, CorruptCheckpoint),
         (damage_table, CheckpointError),
-        (damage_summary, CheckpointError),
     ],
 )
 def test_damage_is_noticed(tmp_path: Path, damage: Callable[[Path], None], error: type) -> None:
@@ -258,3 +253,41 @@ def test_what_is_not_finite_is_null_in_the_file(tmp_path: Path) -> None:
     lines = (tmp_path / "rounds.jsonl").read_text().splitlines()
     records = [json.loads(line, parse_constant=lambda name: pytest.fail(name)) for line in lines]
     assert len(records[0]["skipped"]) == 3 and records[0]["train_loss"] is None
+
+
+def test_a_complete_run_gives_the_trainer_what_it_learned(tmp_path: Path) -> None:
+    first, again = build(tiny()).trainer, build(tiny()).trainer
+    run(first, tmp_path, rounds=3)
+    run(again, tmp_path, rounds=3)
+    assert again.rounds_done == 3
+    assert torch.equal(first.server.w, again.server.w)
+
+
+def test_a_trainer_with_a_past_needs_its_own_folder(tmp_path: Path) -> None:
+    trainer = build(tiny()).trainer
+    trainer.run(2)
+    with pytest.raises(ConfigError, match="has done 2 rounds already"):
+        run(trainer, tmp_path / "new", rounds=5)
+    assert not (tmp_path / "new" / "experiment.json").exists()
+
+
+def test_another_test_set_is_another_run(tmp_path: Path) -> None:
+    examples = build(tiny()).dealt.examples
+    x, y = examples.test_x, examples.test_y
+    run(build(tiny()).trainer, tmp_path, rounds=2, test=(x, y))
+    with pytest.raises(ChangedExperiment, match="test"):
+        run(build(tiny()).trainer, tmp_path, rounds=4, test=(x[1:], y[1:]))
+
+
+def test_asking_for_fewer_rounds_than_an_interrupted_run_has(tmp_path: Path) -> None:
+    run(tiny(), tmp_path)
+    with pytest.raises(KeyError):
+        run(tiny("rounds=10"), tmp_path, listeners=[Recorder(7)])
+    assert len(run(tiny(), tmp_path)) == 4
+    assert RunFolder(tmp_path).summary() is None
+    assert numbers(run(tiny("rounds=10"), tmp_path)) == numbers(run(tiny("rounds=10")))
+
+
+def test_a_new_name_is_the_same_run(tmp_path: Path) -> None:
+    run(tiny(), tmp_path)
+    assert len(run(tiny("name=renamed", "evaluate.target=0.9"), tmp_path)) == 4

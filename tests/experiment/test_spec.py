@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,9 +10,11 @@ from undrift import Seeds, Work, catalogue, scaffold
 from undrift.data.partitions import PARTITIONS, DirichletClient
 from undrift.errors import ConfigError
 from undrift.experiment import names
+from undrift.experiment.sections import Choice
 from undrift.experiment.shipped import shipped_experiments
 from undrift.experiment.spec import Experiment, load
 from undrift.experiment.sweep import expand
+from undrift.experiment.tables import write_table
 
 from .tiny import TABLE, tiny
 
@@ -203,3 +206,24 @@ def test_a_sweep_without_end_is_refused() -> None:
 def test_names_of_partitions_are_found_in_any_spelling() -> None:
     kind = names.find(PARTITIONS, "DirichletClient", "partition", "")
     assert kind is DirichletClient
+
+
+def test_labels_of_own_names_and_paths_can_name_folders() -> None:
+    made = load(TABLE, ["data={use='table', target='y', path=['./a/x.csv', './a/z.csv']}"])
+    assert [e.label for e in made] == ["fedavg path=x", "fedavg path=z"]
+    made = load(TABLE, ["model={use=['my_parts:one', 'my_parts:two']}"])
+    assert [e.label for e in made] == ["fedavg model=one", "fedavg model=two"]
+
+
+def test_partitions_can_be_varied_alone() -> None:
+    seeds = [{"partition": p, "model": 0, "run": 0} for p in range(3)]
+    made = load({**TABLE, "seed": seeds})
+    assert len({e.folder for e in made}) == len({e.seed_number for e in made}) == 3
+
+
+def test_paths_start_from_the_file_that_names_them(tmp_path: Path) -> None:
+    table = {**TABLE, "data": {"use": "table", "path": "x.csv", "target": "y"}}
+    (tmp_path / "e.toml").write_text(write_table(table))
+    (made,) = load(tmp_path / "e.toml")
+    assert isinstance(made.data, Choice)
+    assert made.data["path"] == str(tmp_path / "x.csv")

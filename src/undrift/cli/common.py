@@ -54,6 +54,12 @@ def load_experiments(chosen: argparse.Namespace, more: Sequence[str] = ()) -> li
 
 def out_folder(chosen: argparse.Namespace, experiments: Sequence[Experiment]) -> Path:
     """Choose where runs are kept."""
+    place = Path(chosen.experiment)
+    if chosen.out is None and place.is_dir():  # a run's own folder: go on there
+        out = place.parent.parent
+        if len(experiments) > 1 or (out / experiments[0].folder).resolve() != place.resolve():
+            raise ConfigError(f"{place} was moved or is not one run: say with --out where to go on")
+        return out
     if chosen.out is None:
         return Path("runs") / experiments[0].name
     if not chosen.out or "\0" in chosen.out:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from undrift import sources
 from undrift.cli.common import Commands
@@ -29,6 +30,8 @@ def add_commands(commands: Commands) -> None:
     init.add_argument("table", metavar="TABLE", help="a .csv, .tsv or .parquet file")
     init.add_argument("--client", metavar="COLUMN", help="the column that names the client")
     init.add_argument("--target", metavar="COLUMN", required=True, help="the column to predict")
+    init.add_argument("--kind", choices=("classes", "numbers"), help="what the target holds")
+    init.add_argument("--features", metavar="A,B,...", help="the columns to learn from")
     init.add_argument("--out", metavar="FILE", help="default: TABLE with .toml for its ending")
     init.set_defaults(action=do_init)
 
@@ -86,9 +89,12 @@ def do_init(chosen: argparse.Namespace) -> int:
     out = table.with_suffix(".toml") if chosen.out is None else Path(chosen.out)
     if out.exists():
         raise ConfigError(f"{out} is there already: choose another name with --out")
-    text = starter_file(table, chosen.client, chosen.target, out)
+    settings: dict[str, Any] = {} if chosen.kind is None else {"kind": chosen.kind}
+    if chosen.features is not None:
+        settings["features"] = [name.strip() for name in chosen.features.split(",")]
+    text, about = starter_file(table, chosen.client, chosen.target, out, **settings)
     disk.make_directory(out.parent)
     disk.write_atomically(out, [text.encode()])
-    print(f"{out} is written; next:\n  undrift partition {out}\n  undrift run {out}\n"
+    print(f"{out} is written ({about}); next:\n  undrift partition {out}\n  undrift run {out}\n"
           f"  undrift compare {out} --algorithms fedavg,scaffold,fedadam --seeds 3")  # fmt: skip
     return 0

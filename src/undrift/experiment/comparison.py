@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class Reached(NamedTuple):
 
     @property
     def typical(self) -> int | None:
-        """The median over seeds; None if at least half never reach it."""
+        """The (lower) median over seeds; None if more than half never reach it."""
         found = median([math.inf if r is None else r for r in self.each])
         return None if math.isinf(found) else int(found)
 
@@ -47,6 +48,7 @@ class Line(NamedTuple):
     best: Spread
     reached: Reached | None
     difference: Difference | None  # of `last`, to the first variant
+    diverged: int = 0  # seeds whose last value is not finite
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +74,8 @@ class Comparison:
         last = [h.last(self.metric) for h in variant.histories]
         best = [h.best(self.metric) for h in variant.histories]
         gap = None if first is None else self._difference(variant, first)
-        return Line(variant.label, spread(last), spread(best), self._reached(variant), gap)
+        lost = sum(math.isnan(v) for v in last)
+        return Line(variant.label, spread(last), spread(best), self._reached(variant), gap, lost)
 
     def _difference(self, variant: Variant, first: Variant) -> Difference | None:
         those = dict(zip(first.seeds, first.histories, strict=True))
@@ -81,7 +84,17 @@ class Comparison:
             for seed, mine in zip(variant.seeds, variant.histories, strict=True)
             if seed in those
         ]
-        return paired_difference(*map(list, zip(*pairs, strict=True))) if pairs else None
+        if not pairs:
+            return None
+        mine, other = ([pair[k] for pair in pairs] for k in (0, 1))
+        return paired_difference(mine, other, self._grain() if mine != other else 0.0)
+
+    def _grain(self) -> float:
+        """Find the smallest step between values that were measured."""
+        histories = [h for v in self.variants for h in v.histories]
+        seen = sorted({value for h in histories for value in h.curve(self.metric)[1]})
+        steps = [b - a for a, b in itertools.pairwise(seen) if b - a > 1e-9]
+        return min(steps, default=0.0)
 
     def _reached(self, variant: Variant) -> Reached | None:
         if self.target is None:
@@ -109,9 +122,14 @@ class Comparison:
             for how, names in groups.items()
             if names
         ]
-        rest = [line.label for line in lines if line not in clear]
-        if rest:
-            told.append(f"No clear difference to {first} over {seeds} seeds: {', '.join(rest)}.")
+        lost = [line for line in self.lines() if line.diverged]
+        if lost:
+            told.append(f"Diverged, at least with one seed: {', '.join(n.label for n in lost)}.")
+        rest = [line for line in lines if line not in clear and line not in lost]
+        if rest and not self.lines()[0].diverged:
+            names = ", ".join(line.label for line in rest)
+            pairs = min(line.difference.pairs if line.difference else 0 for line in rest)
+            told.append(f"No clear difference to {first} over {min(pairs, seeds)} seeds: {names}.")
         return told
 
     def _gap(self, line: Line) -> str:
@@ -131,7 +149,11 @@ class Comparison:
 
     def cells(self, line: Line) -> list[str]:
         """Write one line of the table."""
-        made = [line.label, self._spread(line.last), self._spread(line.best)]
+        seeds = next(len(v.seeds) for v in self.variants if v.label == line.label)
+        last = (
+            f"diverged ({line.diverged} of {seeds})" if line.diverged else self._spread(line.last)
+        )
+        made = [line.label, last, self._spread(line.best)]
         if line.reached is not None:
             longest = max(len(h) for v in self.variants for h in v.histories)
             never = f"> {longest}"
@@ -175,6 +197,10 @@ class Comparison:
         what = f"{name.capitalize()}, mean ± standard deviation over {seeds} seeds"
         how = "last rounds are compared, paired by seed; * marks an interval without 0."
         return [f"{what}; {how}", *self._lengths(), *self.verdict()]
+
+    def remarks(self) -> list[str]:
+        """Give the notes without the verdict."""
+        return [note for note in self.notes() if note not in self.verdict()]
 
     def _lengths(self) -> list[str]:
         found = sorted({len(h) for v in self.variants for h in v.histories})

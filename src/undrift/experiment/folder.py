@@ -29,7 +29,7 @@ from undrift.experiment.tables import Table, differences, parse_table, write_tab
 from undrift.state import disk
 
 _MANY = "... and {} more; if nobody changed it, restore its experiment.toml, which is damaged"
-MAY_CHANGE = ("rounds", "label")  # a longer run is the same run
+MAY_CHANGE = ("rounds", "label", "name", "evaluate.target")  # a longer run is the same run
 
 
 class RunFolder:
@@ -56,16 +56,20 @@ class RunFolder:
         disk.make_directory(self.path)
         fd = disk.open_append(self.path / "lock")
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._take(fd)
             yield
+        finally:
+            os.close(fd)
+            self.close()
+
+    def _take(self, fd: int) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise CheckpointError(
                 f"{self.path} is being run by another process: wait for it, or choose another "
                 "folder with --out"
             ) from error
-        finally:
-            os.close(fd)
-            self.close()
 
     # -- what the run is -----------------------------------------------------------------------
     def begin(self, table: Table) -> None:

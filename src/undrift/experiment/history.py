@@ -42,14 +42,15 @@ class History(Sequence[Record]):
     def curve(self, metric: str) -> tuple[list[int], list[float]]:
         """Give the rounds in which a metric was measured, and its values."""
         pairs = [(r["round"], r[metric]) for r in self.records if _is_number(r.get(metric))]
-        if not pairs and self.records and metric not in self.records[-1]:
+        if not pairs and self.records and not any(metric in r for r in self.records):
             raise unknown_name("metric", metric, self.metrics, "history")
         return [int(r) for r, _ in pairs], [float(v) for _, v in pairs]
 
     def last(self, metric: str) -> float:
-        """Give the last value; NaN if there is none."""
-        values = self.curve(metric)[1]
-        return values[-1] if values else math.nan
+        """Give the value of the last round in which it was measured; NaN if it was not finite."""
+        self.curve(metric)  # refuses an unknown name
+        found = next((r[metric] for r in reversed(self.records) if metric in r), None)
+        return float(found) if found is not None and _is_number(found) else math.nan
 
     def best(self, metric: str) -> float:
         """Give the best value so far: the smallest loss, the largest of everything else."""
@@ -78,7 +79,8 @@ def lower_is_better(metric: str) -> bool:
     >>> lower_is_better("test_loss"), lower_is_better("test_accuracy")
     (True, False)
     """
-    return any(word in metric for word in ("loss", "norm", "drift", "seconds", "bytes", "error"))
+    words = ("loss", "norm", "drift", "seconds", "bytes", "error")
+    return metric.endswith("_std") or any(word in metric for word in words)
 
 
 def main_metric(records: Sequence[Record]) -> str:

@@ -13,8 +13,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -42,7 +42,7 @@ class Task(NamedTuple):
 
 def run_folder(out: Path, experiment: Experiment) -> Path:
     """Name the folder of one run: OUT/LABEL/seed-N."""
-    return out / experiment.label.replace(" ", "_") / f"seed-{experiment.seed_number}"
+    return out / experiment.folder
 
 
 def run_all(
@@ -113,6 +113,7 @@ class Crew:
         self, tasks: Sequence[Task], left: Sequence[int], count: int, listeners: Sequence[Listener]
     ) -> None:
         self.tasks, self.left, self.listeners = tasks, list(left), listeners
+        self.infos = {i: tasks[i].info() for i in left}
         self.events: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
         self.errors: list[UndriftError] = []
         self.busy: dict[int, int] = {}  # worker -> task
@@ -159,7 +160,11 @@ class Crew:
             return
         i = self.left.pop(0)
         self.busy[number] = i
-        task = {"experiment": self.tasks[i].experiment.to_table(), "folder": str(self.tasks[i][1])}
+        task = {
+            "experiment": self.tasks[i].experiment.to_table(),
+            "folder": str(self.tasks[i].folder),
+            "command": sys.argv,
+        }
         with suppress(OSError):  # if it died, the listening thread tells
             pipe = _pipe(self.workers[number].stdin)
             pipe.write(json.dumps(task).encode() + b"\n")
@@ -178,8 +183,10 @@ class Crew:
             if number in self.busy:
                 self._lost(number)
             return
-        info = self.tasks[self.busy[number]].info()
-        if event["event"] == "failed":
+        info = self.infos[self.busy[number]]
+        if event["event"] == "note":
+            self._note(f"{info.label} seed {info.seed}: {event['value']}")
+        elif event["event"] == "failed":
             error = _error(event)
             self.errors.append(error)
             for listener in self.listeners:
@@ -190,6 +197,12 @@ class Crew:
         if event["event"] in ("finished", "failed"):
             del self.busy[number]
             self._give(number)
+
+    def _note(self, text: str) -> None:
+        for listener in self.listeners:
+            note = getattr(listener, "note", None)
+            if note is not None:
+                note(text)
 
     def _lost(self, number: int) -> None:
         """A worker died in the middle: start another one for the rest."""
@@ -230,8 +243,25 @@ class Crew:
 
 def _start(threads: int) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    # what this process can import, its workers can
+    environment["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
     command = [sys.executable, "-m", "undrift.experiment.worker"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    pipe = subprocess.PIPE
+    with _deaf_to_ctrl_c():
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Start children that ignore Ctrl-C from their first moment: their parent tells them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _pipe(end: IO[bytes] | None) -> IO[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from undrift.data.checks import check_whole
+from undrift.describe import describe
 from undrift.errors import ChangedExperiment, ConfigError, DataError
 from undrift.experiment.environment import environment
 from undrift.experiment.events import Listener, RunInfo
@@ -25,6 +27,7 @@ from undrift.experiment.tables import Table
 from undrift.experiment.world import build
 from undrift.trainer import Trainer
 
+log = logging.getLogger("undrift")
 CHECKPOINT_SECONDS = 10.0
 
 
@@ -102,6 +105,9 @@ class Job:
         """Make the trainer and what measures it."""
         raise TypeError(f"{type(self).__name__} must define start")
 
+    def restore(self, folder: RunFolder) -> None:
+        """Bring what the user holds to where a complete run is."""
+
 
 class ExperimentJob(Job):
     """An experiment, built only when it is needed."""
@@ -150,7 +156,18 @@ class TrainerJob(Job):
     def table(self) -> Table:
         """Give everything that decides the run."""
         mine = {"label": self.label, "rounds": self.rounds, "trainer": self.trainer.describe()}
-        return {**mine, "evaluate": section_table(self.evaluate)}
+        test = None if self.test is None else describe([torch.as_tensor(v) for v in self.test])
+        return {**mine, "evaluate": section_table(self.evaluate), "test": test}
+
+    def restore(self, folder: RunFolder) -> None:
+        """Give the user's trainer what the run has learned."""
+        if not self.trainer.rounds_done:
+            _load(self.trainer, folder)
+        if self.trainer.rounds_done != self.rounds:
+            log.warning(
+                "%s is at round %d, not %d: the trainer is too",
+                folder.path, self.trainer.rounds_done, self.rounds,
+            )  # fmt: skip
 
     def start(self, state_path: Path | None) -> tuple[Trainer, Measure]:
         """Take the trainer as it is."""
@@ -182,8 +199,9 @@ def _in_folder(
     with folder.locked():
         folder.check(table)
         history = folder.history()
-        if folder.summary() is None or len(history) < job.rounds:
+        if _has_more(job, folder, history):
             trainer, measure = job.start(folder.rows)
+            _check_fresh(trainer, folder)
             folder.begin(table)  # only now: what cannot be built leaves nothing behind
             _load(trainer, folder)
             past = folder.cut(trainer.rounds_done)
@@ -195,11 +213,28 @@ def _in_folder(
             folder.finish(_summary(history))
         else:
             history = History(tuple(history)[: job.rounds])
+            job.restore(folder)
             for listener in listeners:
                 listener.started(info, history)
     for listener in listeners:
         listener.finished(info, history)
     return history
+
+
+def _has_more(job: Job, folder: RunFolder, history: History) -> bool:
+    """Whether something is left to do: rounds, or closing a run that has them all."""
+    if len(history) < job.rounds:
+        return True
+    longer = (folder.table() or {}).get("rounds", 0) > job.rounds
+    return folder.summary() is None and not longer
+
+
+def _check_fresh(trainer: Trainer, folder: RunFolder) -> None:
+    if trainer.rounds_done and not folder.checkpoint.is_dir():
+        raise ConfigError(
+            f"this trainer has done {trainer.rounds_done} rounds already, of which {folder.path} "
+            "knows nothing: hand over a new one, or run without a folder"
+        )
 
 
 def _load(trainer: Trainer, folder: RunFolder) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from undrift.core.algorithm import Algorithm
-from undrift.core.random import Seeds
+from undrift.core.random import Seeds, host_fold
 from undrift.data import Arrival, Everyone, Explicit, Work
 from undrift.data.checks import check_whole
 from undrift.data.partitions import PARTITIONS
@@ -88,7 +88,17 @@ class Experiment:
     @property
     def seed_number(self) -> int:
         """Give one number that tells this run from its repetitions."""
-        return self.seed.run if isinstance(self.seed, Seeds) else self.seed
+        if not isinstance(self.seed, Seeds):
+            return self.seed
+        partition, model, run = self.seed
+        same = partition == model == run
+        return run if same else host_fold(partition, "seeds", model, run) & (2**53 - 1)
+
+    @property
+    def folder(self) -> str:
+        """Name the run's folder below the experiment's: LABEL/seed-N."""
+        parts = self.seed if isinstance(self.seed, Seeds) else (self.seed,)
+        return f"{self.label.replace(' ', '_')}/seed-{'-'.join(map(str, parts))}"
 
     # -- files -------------------------------------------------------------------------------
     @classmethod
@@ -124,25 +134,41 @@ def load(
         table, stem = dict(path), "experiment"
     else:
         found = find_experiment(path)
-        table, stem = read_table(found), found.stem
+        table, stem = _paths(read_table(found), found.parent), found.stem
     table = {"name": stem, **table, **fixed}
     made = []
-    for variant in expand(override(table, changes)):
+    for variant in expand(_paths(override(table, changes), Path())):
         made.append(experiment_from({**variant.table, "label": variant.label}))
     check_apart(made)
     return made
 
 
+def _paths(table: Table, base: Path) -> Table:
+    """Make paths to data absolute: those in a file start from it, others from here."""
+    data = table.get("data")
+    if not isinstance(data, dict):
+        return table
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, list):
+            return [whole(v) for v in value]
+        plain = isinstance(value, str) and "\0" not in value and value
+        return str((base / value).absolute()) if plain else value
+
+    named = {n: whole(v) for n, v in data.items() if n in ("path", "test_path")}
+    return {**table, "data": {**data, **named}}
+
+
 def check_apart(made: Sequence[Experiment]) -> None:
     """Refuse two runs that would share a folder."""
-    seen: set[tuple[str, int]] = set()
+    seen: set[str] = set()
     for one in made:
-        if (one.label, one.seed_number) in seen:
+        if one.folder in seen:
             raise ConfigError(
                 f"{one.label!r} with seed {one.seed_number} is there twice: name every value of "
                 "a list once"
             )
-        seen.add((one.label, one.seed_number))
+        seen.add(one.folder)
 
 
 def check_name(place: str, name: Any) -> None:

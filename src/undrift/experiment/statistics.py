@@ -43,8 +43,13 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(mean(values), stdev(values) if len(values) > 1 else math.nan)
 
 
-def paired_difference(these: Sequence[float], those: Sequence[float]) -> Difference:
+def paired_difference(
+    these: Sequence[float], those: Sequence[float], grain: float = 0.0
+) -> Difference:
     """Compare pair by pair: a Student interval for the mean of the differences.
+
+    `grain` is the step in which the numbers can change (one test example, for an accuracy): their
+    spread counts as at least that, so that equal differences of coarse numbers prove nothing.
 
     >>> made = paired_difference([2.0, 3.0, 4.0], [1.0, 1.0, 1.0])
     >>> round(made.mean, 3), round(made.low, 3), round(made.high, 3)
@@ -54,7 +59,8 @@ def paired_difference(these: Sequence[float], those: Sequence[float]) -> Differe
     found = spread(gaps)
     if math.isnan(found.std):
         return Difference(found.mean, math.nan, math.nan, len(gaps))
-    half = student_quantile(0.5 + CONFIDENCE / 2, len(gaps) - 1) * found.std / math.sqrt(len(gaps))
+    std = max(found.std, grain)
+    half = student_quantile(0.5 + CONFIDENCE / 2, len(gaps) - 1) * std / math.sqrt(len(gaps))
     return Difference(found.mean, found.mean - half, found.mean + half, len(gaps))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from undrift.errors import ConfigError, UndriftError
@@ -12,6 +14,7 @@ from undrift.experiment.tables import Table, write_value
 from undrift.rules.named import comfed_name
 
 MOST = 10_000  # variants of one file
+_STRANGE = re.compile(r"[^\w .,=+@()\[\]-]")
 
 Path = tuple[str, ...]
 Found = tuple[Path, list[Any]]
@@ -148,7 +151,7 @@ def _label(table: Table, swept: tuple[Path, ...]) -> str:
     algorithm = algorithm if isinstance(algorithm, dict) else {}
     known = _IN_THE_NAME | (_COMFED if algorithm.get("use") == "comfed" else set())
     settings = [f"{_short(p)}={_value(table, p)}" for p in dict.fromkeys(swept) if p not in known]
-    return " ".join([algorithm_label(algorithm), *settings])
+    return _STRANGE.sub("_", " ".join([algorithm_label(algorithm), *settings]))[:100]
 
 
 def _short(path: Path) -> str:
@@ -161,4 +164,6 @@ def _value(table: Table, path: Path) -> str:
         inner = inner[key]
     if isinstance(inner, dict):
         return str(inner.get("use", "table"))
-    return inner if isinstance(inner, str) else write_value(inner)
+    if isinstance(inner, str):  # of a module's function its name, of a file its stem
+        return PurePath(inner).stem if "/" in inner else inner.rpartition(":")[2]
+    return write_value(inner).replace('"', "")

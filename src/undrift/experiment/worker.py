@@ -7,6 +7,7 @@ moment, with everything done so far saved.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -50,6 +51,18 @@ class Voice:
         """Nothing to close."""
 
 
+class Telling(logging.Handler):
+    """Sends warnings to the parent, which knows where to show them."""
+
+    def __init__(self, voice: Voice) -> None:
+        super().__init__(logging.WARNING)
+        self.voice = voice
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send one."""
+        self.voice.tell("note", value=record.getMessage())
+
+
 def main() -> int:
     """Run what comes in until the input ends."""
     # what user code prints must not end up among the events
@@ -58,6 +71,9 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
     voice = Voice(pipe)
+    log = logging.getLogger("undrift")
+    log.addHandler(Telling(voice))
+    log.propagate = False
     try:
         for line in sys.stdin.buffer:
             _one(json.loads(line), voice)
@@ -68,6 +84,7 @@ def main() -> int:
 
 def _one(task: dict[str, Any], voice: Voice) -> None:
     try:
+        sys.argv = task["command"]  # what environment.json tells
         experiment = Experiment.from_table(task["experiment"])
         run(experiment, Path(task["folder"]), listeners=[voice])
     except UndriftError as error:

@@ -220,7 +220,7 @@ def _owners(experiment: Experiment, examples: Examples, names: Any, count: int) 
         )
     seed = experiment.seeds.partition
     try:
-        parts = experiment.partition.split(examples.test_y.numpy(), seed, None)
+        parts = _like_training(experiment.partition, examples, seed)
     except (ConfigError, DataError) as error:
         raise DataError(
             f"evaluate.clients deals the test set like the training set, which fails ({error}); "
@@ -229,6 +229,15 @@ def _owners(experiment: Experiment, examples: Examples, names: Any, count: int) 
     for client, rows in enumerate(parts):
         owner[torch.from_numpy(rows)] = client
     return owner
+
+
+def _like_training(partition: Any, examples: Examples, seed: int) -> Parts:
+    train, test = examples.train_y.numpy(), examples.test_y.numpy()
+    if hasattr(partition, "split_like"):  # where the draw depends on the labels it is made for
+        alike: Parts = partition.split_like(train, test, seed)
+        return alike
+    same: Parts = partition.split(test, seed, None)
+    return same
 
 
 # ---------------------------------------------------------------------------------------- task
@@ -326,7 +335,7 @@ def _measure(experiment: Experiment, dealt: Dealt, trainer: Trainer) -> Measure:
     if dealt.validation is not None:
         rows = torch.from_numpy(dealt.validation)
         papers["validation"] = Paper(examples.train_x[rows], train_y[rows])
-    if evaluate.per_class and not examples.classes:
+    if evaluate.per_class and (not examples.classes or experiment.task.target == "input"):
         raise ConfigError("evaluate.per_class needs classes; these targets are numbers")
     device = trainer.engine.device
     exams = {n: Exam(trainer.task, p, device, evaluate.batch) for n, p in papers.items()}

@@ -11,7 +11,7 @@ from typing import Any
 
 from undrift.data.partitions.labels import find_classes, is_continuous
 from undrift.data.summary import count_table, summarise
-from undrift.errors import DataError, MissingExtra, UndriftError
+from undrift.errors import ConfigError, DataError, MissingExtra, UndriftError
 from undrift.experiment.comparison import Comparison, Line
 from undrift.experiment.folder import open_run
 from undrift.experiment.pool import run_folder
@@ -34,7 +34,7 @@ def write_results(
     made.append(_write(out / "comparison.json", json.dumps(as_json(comparison), indent=1) + "\n"))
     groups = _groups(comparison)
     # without matplotlib the page still draws its own; what diverged at once has no curve
-    with suppress(MissingExtra, DataError):
+    with suppress(MissingExtra, DataError, ConfigError):
         title = f"{comparison.name}: {comparison.metric.replace('_', ' ')}"
         picture, target = out / "curves.png", comparison.target
         made += draw_curves(picture, groups, comparison.metric, title=title, target=target)
@@ -119,8 +119,7 @@ def _page(
 ) -> Page:
     lines = comparison.lines()
     rows = [TableRow(tuple(comparison.cells(line)), _sort(comparison, line)) for line in lines]
-    notes = comparison.notes()
-    table = Table(tuple(comparison.header()), tuple(rows), notes[0] if notes else "")
+    table = Table(tuple(comparison.header()), tuple(rows), " ".join(comparison.remarks()))
     metrics = {m: None for g in groups for r in g.runs for m in r.values}
     ordered = [comparison.metric, *(m for m in metrics if m != comparison.metric)]
     targets = {} if comparison.target is None else {comparison.metric: comparison.target}

@@ -143,6 +143,9 @@ def coded(names: Sequence[str], codes: NDArray[Any]) -> Column:
     return Column("names", np.array([place[name] for name in names])[codes], ordered)
 
 
+DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+
+
 def decide(name: str, seen: Builder, path: Path) -> Kind:
     """Decide what a column of cells is, by all of them."""
     wish = seen.wish
@@ -153,6 +156,8 @@ def decide(name: str, seen: Builder, path: Path) -> Kind:
     if _only_flags(seen):
         return "names" if wish == "target" else "flags"
     if 0 < 2 * seen.texts <= seen.total:
+        raise _no_number(name, seen, path)
+    if seen.texts and all(DECIMAL_COMMA.fullmatch(text) for text in seen.known):
         raise _no_number(name, seen, path)
     if seen.texts or (wish == "target" and seen.whole):
         if len(seen.known) > seen.limit:
@@ -191,7 +196,7 @@ def _no_number(name: str, seen: Builder, path: Path) -> DataError:
     line, cell = seen.first["text"]
     moves = {"target": "kind='classes'", "feature": "leave the column out with features=[...]"}
     move = moves.get(seen.wish, "choose another kind")
-    if re.fullmatch(r"[+-]?\d+,\d+", cell):
+    if DECIMAL_COMMA.fullmatch(cell):
         move = "write decimals with a point"
     counts = f"{seen.total - seen.texts} of {seen.total} cells of the column are"
     what = f"{cell!r} is no number, but {counts}: correct it, or {move}"

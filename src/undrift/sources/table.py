@@ -223,10 +223,11 @@ def _width(column: Column) -> int:
     return len(column.names) if column.kind == "names" else 1
 
 
-def _targets(column: Column, rows: Mask) -> Tensor:
+def _targets(column: Column, rows: Mask, scale: Scale | None = None) -> Tensor:
     values = column.values[rows]
     if column.kind == "names":
         return torch.from_numpy(values)
+    values = values if scale is None else scale.apply(values)
     return torch.from_numpy(values.astype(np.float32))[:, None]
 
 
@@ -241,9 +242,11 @@ def _examples(
         )
     columns = [train.columns[name] for name in roles.features]
     scales = [_scale(column, train_rows, standardise) for column in columns]
+    # numbers of any size are learned alike: a loss is in units of their variance
+    goal = _scale(target, train_rows, standardise)
     sides = ((train, train_rows), (test, test_rows))
     (x, y), (test_x, test_y) = (
-        (_encoded(made, roles, scales, rows), _targets(made.columns[roles.target], rows))
+        (_encoded(made, roles, scales, rows), _targets(made.columns[roles.target], rows, goal))
         for made, rows in sides
     )
     owners = [

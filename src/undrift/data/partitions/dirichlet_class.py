@@ -53,23 +53,35 @@ class DirichletClass:
     def split(self, labels: Labels, seed: int, keys: Labels | None = None) -> Parts:
         classes = find_classes(labels, min(self.clients, 1 + self.min_size), "DirichletClass")
         check_min_size("DirichletClass", self.min_size, self.clients, classes.total)
-        table = self._sizes(classes, seed)
+        return self._dealt(classes, self._draw(classes, *self._accepted(classes, seed))[-1], seed)
+
+    def split_like(self, labels: Labels, others: Labels, seed: int) -> Parts:
+        """Deal other examples, such as a test set, by the shares that `labels` are dealt by."""
+        classes = find_classes(labels, min(self.clients, 1 + self.min_size), "DirichletClass")
+        more = find_classes(others, 1, "DirichletClass")
+        if len(more.counts) != len(classes.counts):
+            raise DataError("DirichletClass: the other examples do not have the same classes")
+        table = self._draw(classes, *self._accepted(classes, seed))[-1]
+        rows = [cut(row / row.sum(), int(n)) for row, n in zip(table, more.counts, strict=True)]
+        return self._dealt(more, np.stack(rows), seed)
+
+    def _dealt(self, classes: Classes, table: Ids, seed: int) -> Parts:
         rows = classes.rows(shuffled(classes.total, seed, "examples"))
         pieces = [slices(r, sizes) for r, sizes in zip(rows, table, strict=True)]
         parts = [np.concatenate(own) for own in zip(*pieces, strict=True)]
         return mixed(parts, classes.total, seed)
 
-    def _sizes(self, classes: Classes, seed: int) -> Ids:
-        """Draw tables [C, N] of how many examples of each class go where, until one will do."""
+    def _accepted(self, classes: Classes, seed: int) -> tuple[int, int]:
+        """Draw tables [C, N] until one will do: its key, and how many are drawn up to it."""
         cells = self.clients * len(classes.counts)
         tries, block = max(LEAST_TRIES, min(MOST_TRIES, CELLS // cells)), max(1, BLOCK // cells)
         best = 0
         for start in range(0, tries, block):
-            tables = self._draw(classes, key_of(seed, "shares", start), min(block, tries - start))
-            smallest = tables.sum(axis=1).min(axis=1)
+            key = key_of(seed, "shares", start)
+            smallest = self._draw(classes, key, min(block, tries - start)).sum(axis=1).min(axis=1)
             good = np.flatnonzero(smallest >= self.min_size)
             if len(good):
-                return tables[good[0]]
+                return key, int(good[0]) + 1
             best = max(best, int(smallest.max()))
         raise DataError(
             f"DirichletClass(clients={self.clients}, alpha={self.alpha}): in {tries} draws the "

@@ -21,7 +21,10 @@ ALLOWED = {
     "mean",  # averages of probes, rows and losses
     "step",  # local steps; `Step` is the server optimizer
     "m",  # the tail of scaffold_m
-    "rule",  # the base class: engines may say what they run
+    "u",  # the tail of fedvra_u
+    "plus",  # the tail of rfedavg_plus; `Traffic.plus` adds
+    "rule",  # the base classes: engines may say what they run
+    "aggregate",
 }
 
 
@@ -61,7 +64,18 @@ MAY_IMPORT = {
     "models": {"core", "models"},
     "sources": {"core", "data", "models", "state", "sources"},
     "experiment": {
-        *("core", "rules", "data", "state", "engines", "models", "sources", "trainer", "replay"),
+        *(
+            "core",
+            "rules",
+            "data",
+            "state",
+            "engines",
+            "models",
+            "sources",
+            "trainer",
+            "replay",
+            "describe",
+        ),
         *("experiment", "version"),
     },
     "trackers": {"experiment", "models", "state", "trackers"},

@@ -27,7 +27,7 @@ from undrift.core.random import Seeds
 from undrift.core.round import server_after, server_round
 from undrift.core.rule import Rule, Sizes, overrides
 from undrift.core.task import Batch, Task
-from undrift.core.tree import Tree, leaves, named_leaves, rebuild, structure
+from undrift.core.tree import EMPTY, Tree, leaves, named_leaves, rebuild, structure
 from undrift.data import Everyone, Federation, LocalWork, Sampler, Work
 from undrift.data.checks import check_whole
 from undrift.data.spool import Rows, Streamed
@@ -65,6 +65,7 @@ class Present(NamedTuple):
     server: Server
     rounds: int
     rows: Visible  # which client states belong to it
+    holders: frozenset[int] = frozenset()  # who has looked at this model already
 
 
 class Trainer:
@@ -120,9 +121,9 @@ class Trainer:
         self.engine: Engine = ENGINES[engine](self.task, self.federation, self.store, **options)
         start = init_server(algorithm, w, buffers, self.sizes)
         self._present = Present(start, 0, self.store.visible)
-        self.engine.check(algorithm, start, self.roster.lookers(0))
-        if enrolled is None:
-            self.roster.cohort(0)  # what cannot be sampled or planned shows now
+        # what cannot be sampled or planned shows now
+        first = self.roster.cohort(0) if enrolled is None else None
+        self.engine.check(algorithm, start, self.roster.lookers(0), first)
         self._described = {"engine": engine, "state": state}
 
     @property
@@ -141,46 +142,53 @@ class Trainer:
         started, algo = time.perf_counter(), self.algorithm
         self._settle()
         try:
-            server, first = self.server, NOTHING
+            server, first, holders = self.server, NOTHING, self._present.holders
             if self.rounds_done == 0:
-                server, first = self._look(server, None)
+                server, first, holders = self._look(server, None)
             cohort = self.roster.cohort(self.rounds_done)
             outcome = self.engine.train(algo, server, cohort)
-            ids = cohort.info.id
-            server = server_round(
-                algo, server, outcome.report, outcome.rows, ids, self.roster.count
-            )
-            server, last = self._look(server, cohort)
+            ids, count = cohort.info.id, self.roster.count
+            report, rows, everyone = outcome.report, outcome.rows, self._everyone()
+            server = server_round(algo, server, report, rows, ids, count, everyone)
+            server, last, looked = self._look(server, cohort)
             # one assignment: an interrupt leaves the round done or not done, never in between
-            self._present = Present(server, self.rounds_done + 1, self.store.merged())
+            self._present = Present(server, self.rounds_done + 1, self.store.merged(), looked)
         finally:
             self._settle()
-        sent = training_traffic(algo, outcome).plus(first).plus(last)
+        held = len(holders.intersection(cohort.ids))
+        sent = training_traffic(algo, outcome, held).plus(first).plus(last)
         return self._result(cohort.ids, outcome.rows, sent, time.perf_counter() - started)
 
     def _settle(self) -> None:
         """Show the client states that belong to the present, whatever was interrupted before."""
         self.store.show(self._present.rows)
 
+    def _everyone(self) -> Tree:
+        """Tell what the record says of all clients, if a rule reads it."""
+        reads = any(rule.reads_everyone for rule in self.algorithm.chain)
+        return self.roster.lookers(self.rounds_done).info if reads else EMPTY
+
     def run(self, rounds: int) -> list[RoundResult]:
         """Train several rounds."""
         check_whole("rounds", rounds, low=0)
         return [self.round() for _ in range(rounds)]
 
-    def _look(self, server: Server, cohort: Assignment | None) -> tuple[Server, Traffic]:
+    def _look(
+        self, server: Server, cohort: Assignment | None
+    ) -> tuple[Server, Traffic, frozenset[int]]:
         """Second exchange, only where a rule asks for it: clients look at the new model.
 
         `cohort` is None before the first round; then everybody looks.
         """
-        sent = NOTHING
+        sent, looked = NOTHING, frozenset[int]()
         for kind in REFRESH:
             only = self._looking(kind)
             if only and not (kind == "once" and cohort is not None):
                 who = cohort if cohort is not None and kind == "cohort" else None
                 who = self.roster.lookers(self.rounds_done) if who is None else who
                 server, more = self._take_in(server, who, only)
-                sent = sent.plus(more)
-        return server, sent
+                sent, looked = sent.plus(more), looked.union(who.ids)
+        return server, sent, looked
 
     def _looking(self, *kinds: str) -> frozenset[int]:
         """Find the rules that look back and whose `refresh` is one of these."""
@@ -310,7 +318,7 @@ class Trainer:
         self._settle()
         tensors = {f"server.{n}": v for n, v in named_leaves(self.server).items()}
         tensors["enrolled"] = torch.from_numpy(self.roster.enrolled)
-        meta = {"plan": self.engine.plan()}
+        meta = {"plan": self.engine.plan(), "holders": sorted(self._present.holders)}
         return self.keeper.save(folder, self.rounds_done, tensors, meta, self.describe())
 
     def load(self, folder: Path | str | CheckpointFolder) -> bool:
@@ -324,7 +332,8 @@ class Trainer:
         saved = part_of(found.tensors, "server.")
         values = [saved[n].to(self.engine.device) for n in named_leaves(self.server)]
         server = rebuild(structure(self.server), values)
-        self._present = Present(server, found.round, self.store.visible)
+        holders = frozenset(found.meta.get("holders", ()))
+        self._present = Present(server, found.round, self.store.visible, holders)
         self.roster.enrolled = found.tensors["enrolled"].numpy()
         self.engine.use_plan(found.meta["plan"])
         return True

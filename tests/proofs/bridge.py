@@ -60,12 +60,12 @@ def _module_and_loss(world: World) -> tuple[nn.Module, Any]:
     return nn.Sequential(*layers), "cross_entropy"
 
 
-def task_of(world: World) -> fl.Task:
+def task_of(world: World, feature: str | None = None) -> fl.Task:
     """Build the module that computes what the world computes, at the world's w0."""
     module, loss = _module_and_loss(world)
     module.double()
     nn.utils.vector_to_parameters(torch.tensor(world.w0), module.parameters())
-    return fl.Task(module, loss, metrics={}, dtype=torch.float64)
+    return fl.Task(module, loss, metrics={}, feature=feature, dtype=torch.float64)
 
 
 @fl.record
@@ -108,11 +108,12 @@ def trainer_of(
     participants: list[list[int]],
     batches: Batches,
     algorithm: fl.Algorithm,
+    feature: str | None = None,
     **options: Any,
 ) -> fl.Trainer:
     """Train the world's clients on exactly these batches."""
     return fl.Trainer(
-        task_of(world),
+        task_of(world, feature),
         fl.Federation.of(world.data),
         algorithm,
         work=fl.ExplicitWork(batches),

@@ -9,6 +9,7 @@ from torch.func import vmap
 
 import undrift as fl
 from longhand.cases import below
+from rules.needs import built, world_for
 from undrift.core.algorithm import (
     Client,
     init_client,
@@ -54,6 +55,9 @@ MODELS = {
 }
 
 
+FEATURES = {"conv": "4", "lstm": "head:input", "mlp": "1"}
+
+
 def federation(shape: tuple[int, ...]) -> fl.Federation:
     made = torch.Generator().manual_seed(1)
 
@@ -69,9 +73,8 @@ def train(model: str, algo: fl.Algorithm, engine: str, *, rounds=3, dtype=torch.
     build, shape = MODELS[model]
     torch.manual_seed(0)
     settings = {"work": fl.Work(epochs=(1, 2), batch=4), "sampler": fl.Uniform(count=3), **more}
-    trainer = fl.Trainer(
-        fl.Task(build(), dtype=dtype), federation(shape), algo, engine=engine, seed=2, **settings
-    )
+    task = fl.Task(build(), dtype=dtype, feature=FEATURES.get(model))
+    trainer = fl.Trainer(task, federation(shape), algo, engine=engine, seed=2, **settings)
     results = trainer.run(rounds)
     rows = [trainer.client_state(i) for i in range(len(SIZES))]
     numbers = {
@@ -100,12 +103,8 @@ def assert_same(label: str, one, other, limit: float = 1e-12) -> None:
 
 
 def named() -> dict[str, fl.Algorithm]:
-    """Everything with a name; tau 1e-3, for 1e-9 makes 1e9 of a rounding error near zero."""
-    made = {}
-    for name, entry in fl.catalogue().items():
-        adaptive = any(word in name for word in ("adam", "adagrad", "yogi"))
-        made[name] = entry.build(lr=0.05, **({"tau": 1e-3} if adaptive else {}))
-    return made
+    """Everything with a name."""
+    return {name: built(name, lr=0.05) for name in fl.catalogue()}
 
 
 def others() -> dict[str, fl.Algorithm]:
@@ -146,8 +145,9 @@ PLAN = [
 def test_engines_agree_on_every_algorithm(model, name, chunk, last):
     algo = {**named(), **others()}[name]
     work = fl.Work(epochs=(1, 2) if model == "mlp" else 1, batch=4, last=last)
-    plain = train(model, algo, "reference", work=work)
-    assert_same(f"{model} {name}", train(model, algo, "vectorised", work=work, chunk=chunk), plain)
+    more = world_for(name, fl.Uniform(count=3), work)
+    plain = train(model, algo, "reference", **more)
+    assert_same(f"{model} {name}", train(model, algo, "vectorised", chunk=chunk, **more), plain)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Equivalences of spec section 4 on undrift itself: what must be equal, and what must differ.
 
-I-14 to I-29, I-34 to I-39 and I-45 concern rules that do not exist yet; I-43 has its own file.
+I-14 to I-30 and I-35 to I-47 of the later rules are in test_invariants_*.py; I-43 of the first ones
+has its own file.
 """
 
 import dataclasses
@@ -35,6 +36,7 @@ from longhand.worlds import (
     step_batches,
 )
 from proofs.bridge import gap, local_of, run, task_of, trainer_of
+from rules.needs import built
 from undrift.rules import compat
 
 SOME5, ALL5 = SOME[:5], ALL[:5]
@@ -422,15 +424,18 @@ def test_i40_identical_clients_behave_as_one(mlp, name):
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_i41_numbering_the_clients_otherwise_changes_nothing(mlp, name):
-    # 1e-3: with tau = 1e-9 a rounding error of an update near zero grows by up to 1e9
-    tau = {"tau": 1e-3} if "ada" in name or "yogi" in name else {}
-    algo, order = CATALOGUE[name](lr=0.05, **tau), [3, 0, 5, 1, 4, 2]  # new number of each client
-    b = equal(mlp) if name == "scaffold_m" else unequal(mlp)
+    algo, order = built(name, lr=0.05), [3, 0, 5, 1, 4, 2]  # new number of each client
+    needs = fl.catalogue()[name].needs
+    asked = ALL5 if needs == "everybody" else SOME5
+    batches = {"scaffold_m": equal, "qfedsgd": lambda *w: step_batches(*w, steps=1)}
+    b = batches.get(name, unequal)(mlp, asked)
     data = [mlp.data[order.index(i)] for i in range(6)]
     other = World(data, mlp.gradient, mlp.loss, mlp.w0)
-    rounds = [[order[i] for i in sampled] for sampled in SOME5]
+    rounds = [[order[i] for i in sampled] for sampled in asked]
     moved = {(r, order[i]): batches for (r, i), batches in b.items()}
-    below(f"I-41 {name}", gap(run(mlp, SOME5, b, algo), run(other, rounds, moved, algo)), 1e-12)
+    feature = "1" if needs == "features" else None
+    found = run(other, rounds, moved, algo, feature=feature)
+    below(f"I-41 {name}", gap(run(mlp, asked, b, algo, feature=feature), found), 1e-12)
 
 
 # ---- ComFed --------------------------------------------------------------------------------------

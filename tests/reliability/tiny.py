@@ -8,6 +8,7 @@ import hashlib
 import torch
 from torch import nn
 
+from rules.needs import built, world_for
 from undrift.core.task import Task
 from undrift.core.tree import named_leaves
 from undrift.data import Federation, Uniform, Work
@@ -36,12 +37,15 @@ def network(width=8):
 
 def trainer(algorithm="scaffold", *, dtype=torch.float32, clients=CLIENTS, **settings):
     """Build a trainer; `algorithm` is a name of the catalogue or an Algorithm."""
-    built = catalogue()[algorithm].build() if isinstance(algorithm, str) else algorithm
-    task = settings.pop("task", None) or Task(network(), dtype=dtype)
+    made = built(algorithm) if isinstance(algorithm, str) else algorithm
+    task = settings.pop("task", None) or Task(network(), dtype=dtype, feature="1")
     federation = settings.pop("federation", None) or Federation.of(examples(clients))
-    settings.setdefault("sampler", Uniform(count=SAMPLED))
-    settings.setdefault("work", Work(epochs=1, batch=4))
-    return Trainer(task, federation, built, **settings)
+    sampler = settings.pop("sampler", Uniform(count=SAMPLED))
+    work = settings.pop("work", Work(epochs=1, batch=4))
+    chosen = world_for(algorithm, sampler, work) if isinstance(algorithm, str) else {}
+    return Trainer(
+        task, federation, made, **{"sampler": sampler, "work": work, **chosen}, **settings
+    )
 
 
 def stored(store, place):

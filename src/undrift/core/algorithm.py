@@ -68,16 +68,27 @@ def _expect(field: str, value: Any, kind: type, example: str) -> None:
 
 
 def _check_path(algo: Algorithm) -> None:
-    names = [type(p).__name__ for p in (*algo.parts, algo.server) if p.needs_path]
-    if names and not algo.local.linear:
+    """Refuse what has no ||a||_1 where some part divides by it."""
+    needing = [p for p in (*algo.parts, algo.server) if p.needs_path]
+    if not needing:
+        return
+    who = type(needing[0]).__name__
+    if not algo.local.linear:
         raise ConfigError(
-            f"{names[0]} divides by ||a||_1, which {type(algo.local).__name__} does not have: use "
+            f"{who} divides by ||a||_1, which {type(algo.local).__name__} does not have: use "
             "Sgd, HeavyBall or Nesterov, or SCAFFOLD with option 'I'"
         )
-    if algo.aggregate.exact_path and algo.local.clip is not None:
+    bent = [type(rule).__name__ for rule in algo.rules if not rule.linear]
+    if bent:
         raise ConfigError(
-            f"{type(algo.aggregate).__name__} needs ||a||_1 exactly, which clipping at "
-            f"{algo.local.clip} destroys: leave clip out or average with Mean()"
+            f"{who} divides by ||a||_1, which does not exist where {bent[0]} bends the gradient: "
+            "leave one of them out"
+        )
+    exact = [type(p).__name__ for p in needing if p.exact_path]
+    if exact and algo.local.clip is not None:
+        raise ConfigError(
+            f"{exact[0]} needs ||a||_1 exactly, which clipping at {algo.local.clip} destroys: "
+            "leave clip out, or leave out what divides by it"
         )
 
 

@@ -10,33 +10,21 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad, grad_and_value
+from torch.func import grad_and_value
 
 from undrift.core import tree
 from undrift.core.algorithm import Algorithm, Broadcast, Client, Report, Row, Server
 from undrift.core.local import local_step
 from undrift.core.ops import Pass
-from undrift.core.random import fold
 from undrift.core.rule import ClientView, Rule, ServerView, overrides
-from undrift.core.task import Batch, Buffers, Output, Task, Vec
+from undrift.core.task import Batch, Buffers, Task, Vec
 from undrift.core.tree import EMPTY, Tree
+from undrift.core.views import Carry, local_loss, no_batch, silent_view, step_key, views_of
 from undrift.errors import ConfigError, ServerError, UndriftError
-
-
-class Carry(NamedTuple):
-    """What changes from one local step to the next."""
-
-    w: Vec
-    buffers: Buffers
-    optimizer: Tree
-    state: tuple[Tree, ...]  # the rules' client state after `begin`
-    loss: Tensor  # summed over the steps taken
-    scores: dict[str, Tensor]
-    impulse: tuple[Vec, Tree]  # a scalar model and its optimizer, for ||a||_1; EMPTY if unused
 
 
 # ------------------------------------------------------------------------------- client half
@@ -46,7 +34,14 @@ def client_start(algo: Algorithm, task: Task, broadcast: Broadcast, client: Clie
     probe = w.new_zeros(1)
     impulse = (probe, algo.local.init(probe)) if algo.needs_path else EMPTY
     scores = dict.fromkeys(task.metrics, zero)
-    return Carry(w, broadcast.buffers, algo.local.init(w), client.state, zero, scores, impulse)
+    carry = Carry(w, broadcast.buffers, algo.local.init(w), client.state, zero, scores, impulse)
+    if not algo.uses("start"):
+        return carry
+    optimizer = carry.optimizer
+    views = views_of(algo, task, broadcast, client, carry, no_batch(w), None)
+    for rule, view in zip(algo.rules, views, strict=False):
+        optimizer = rule.start(optimizer, view)
+    return carry._replace(optimizer=optimizer)
 
 
 def client_step(
@@ -61,21 +56,26 @@ def client_step(
     """Take one local step."""
     key = step_key(task, broadcast, client, "step", step)
     batch = task.augmented(batch, key)  # once: loss, penalties and directions see the same
-    views = _views(algo, task, broadcast, client, carry, batch, key)
+    views = views_of(algo, task, broadcast, client, carry, batch, key)
 
     def objective(v: Vec) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor], Buffers]]:
         out = task.forward(v, carry.buffers, batch.x, Pass(batch.mask, key, True))
-        loss = task.mean_loss(out, batch)
+        loss = local_loss(algo, task, views, out, batch)
         total = loss
         for rule, view in zip(algo.rules, views, strict=False):
             total = total + rule.penalty(out, view) if overrides(rule, "penalty") else total
         return total, (loss, task.scores(out, batch), out.buffers)
 
-    g, (_, (loss, scores, buffers)) = grad_and_value(objective, has_aux=True)(carry.w)
+    point = carry.w
+    for rule, view in zip(algo.rules, views, strict=False):
+        point = rule.look_at(point, view)
+    g, (_, (loss, scores, buffers)) = grad_and_value(objective, has_aux=True)(point)
     for rule, view in zip(algo.rules, views, strict=False):
         g = rule.direction(g, view)
     lr = algo.local.lr_at(broadcast.round, step)
     w, optimizer = local_step(algo.local, carry.w, g, carry.optimizer, lr)
+    for rule, view in zip(algo.rules, views, strict=False):
+        w = rule.after_step(w, view)
     scores = {n: carry.scores[n] + s for n, s in scores.items()}
     impulse = _impulse_step(algo, views, carry, lr)
     return Carry(w, buffers, optimizer, carry.state, carry.loss + loss, scores, impulse)
@@ -89,7 +89,7 @@ def client_finish(
     Where `row.accepted` is False the engine leaves the other two out.
     """
     delta, uploads, states, notes = broadcast.w - carry.w, [], [], []
-    *views, view = _views(algo, task, broadcast, client, carry, no_batch(broadcast.w), None)
+    *views, view = views_of(algo, task, broadcast, client, carry, no_batch(broadcast.w), None)
     length = torch.linalg.vector_norm(delta)
     for rule, mine in zip(algo.rules, views, strict=True):
         notes.append(rule.row(delta, mine))
@@ -126,7 +126,7 @@ def client_begin(
     """Let rules prepare their state on one piece of the client's own data."""
     carry = client_start(algo, task, broadcast, client)
     key = step_key(task, broadcast, client, "begin", piece)
-    views = _views(algo, task, broadcast, client, carry, batch, key)
+    views = views_of(algo, task, broadcast, client, carry, batch, key)
     state = tuple(r.begin(v) for r, v in zip(algo.rules, views, strict=False))
     # a neighbour may have more pieces: one without examples changes nothing
     return client._replace(state=tree.where(batch.mask.any(), state, client.state))
@@ -148,7 +148,7 @@ def measure(
     the sum by n_i (`mean_over_data`) to get the mean over the client's data.
     """
     key = step_key(task, broadcast, client, hook, piece)
-    views = _views(algo, task, broadcast, client, carry, batch, key)
+    views = views_of(algo, task, broadcast, client, carry, batch, key)
     parts = algo.parts if hook == "probe" else algo.rules
     seen = [
         getattr(p, hook)(v) if overrides(p, hook) else EMPTY
@@ -167,81 +167,11 @@ def mean_over_data(summed: Tree, size: Tensor) -> Tree:
     return tree.tree_map(lambda v: v / size, summed)
 
 
-def no_batch(w: Vec) -> Batch:
-    """Stand in where a rule has no batch to look at."""
-    empty = w.new_zeros(0)
-    return Batch(empty, empty, empty.bool(), empty.long())
-
-
 def all_finite(value: Tree) -> Tensor:
     """Whether every number in a tree is finite, as one tensor."""
     floats = [v for v in tree.leaves(value) if isinstance(v, Tensor) and v.is_floating_point()]
     # one pass over each: a sum is finite only if its terms are (and if they are below 1e30)
     return torch.isfinite(torch.stack([v.sum() for v in floats]).sum())
-
-
-def step_key(
-    task: Task, broadcast: Broadcast, client: Client, purpose: str, step: Tensor
-) -> Tensor:
-    """Key the randomness of one forward pass (dropout, augmentation)."""
-    if not task.draws:
-        return broadcast.seed  # nobody will ask: a fifth of a small model's step is saved
-    return fold(broadcast.seed, purpose, broadcast.round.long(), client.info.id, step.long())
-
-
-def _views(
-    algo: Algorithm,
-    task: Task,
-    broadcast: Broadcast,
-    client: Client,
-    carry: Carry,
-    batch: Batch,
-    key: Tensor | None,
-) -> list[ClientView]:
-    """Give each rule, and last the aggregate, its own view of the client."""
-    base = _common_view(algo, task, broadcast, client, carry, batch, key)
-    own = zip(
-        broadcast.notes,
-        client.notes,
-        carry.state,
-        client.probe,
-        broadcast.cohort,
-        client.review,
-        strict=False,
-    )
-    views = [
-        base._replace(
-            broadcast=note, personal=letter, mine=state, probe=probe, cohort=cohort, review=review
-        )
-        for note, letter, state, probe, cohort, review in own
-    ]
-    return [*views, base._replace(probe=client.probe[-1], cohort=broadcast.cohort[-1])]
-
-
-def _common_view(
-    algo: Algorithm,
-    task: Task,
-    broadcast: Broadcast,
-    client: Client,
-    carry: Carry,
-    batch: Batch,
-    key: Tensor | None,
-) -> ClientView:
-    """Show what no rule owns."""
-
-    def output_at(v: Vec) -> Output:
-        return task.forward(v, carry.buffers, batch.x, Pass(batch.mask, key, True))
-
-    def grad_at(v: Vec) -> Vec:
-        return grad(lambda u: task.mean_loss(output_at(u), batch))(v) + algo.local.decay(v)
-
-    lr = algo.local.lr_at(broadcast.round, torch.zeros_like(broadcast.round))
-    path = -carry.impulse[0].sum() / lr if algo.needs_path else client.steps
-    return ClientView(
-        task, broadcast.w, carry.w, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, client.info,
-        client.steps, path, lr, broadcast.round, broadcast.cohort_size, batch, grad_at, output_at,
-        algo.local.decay,
-    )  # fmt: skip
 
 
 def _at(trees: tuple[Tree, ...], i: int) -> Tree:
@@ -257,38 +187,19 @@ def _impulse_step(algo: Algorithm, views: list[ClientView], carry: Carry, lr: An
         return EMPTY
     scalar, optimizer = carry.impulse
     g = torch.ones_like(scalar)
-    for rule, view in zip(algo.rules, views, strict=False):
-        g = rule.direction(g, _silent_view(view, scalar))
+    shown = [
+        (rule, silent_view(view, scalar))
+        for rule, view in zip(algo.rules, views, strict=False)
+        if rule.in_path
+    ]
+    for rule, view in shown:
+        g = rule.direction(g, view)
     # clipping is left out: it has no coefficients; weight decay belongs to the gradient
     plain = tree.replace(algo.local, clip=None, weight_decay=0.0)
-    return local_step(plain, scalar, g, optimizer, lr)
-
-
-def _silent_view(view: ClientView, w: Vec) -> ClientView:
-    """Show a rule a model `w`, perhaps of one parameter, with every state, note and probe zero."""
-
-    def silent(value: Tree) -> Tree:
-        return tree.tree_map(lambda v: _silent_leaf(v, view.w, w), value)
-
-    return view._replace(
-        w0=torch.zeros_like(w),
-        w=w,
-        grad_at=torch.zeros_like,
-        output_at=lambda v: view.output_at(view.w0),
-        decay=torch.zeros_like,
-        broadcast=silent(view.broadcast),
-        personal=silent(view.personal),
-        mine=silent(view.mine),
-        probe=silent(view.probe),
-        cohort=silent(view.cohort),
-        review=silent(view.review),
-    )
-
-
-def _silent_leaf(value: Any, model: Vec, w: Vec) -> Any:
-    if not isinstance(value, Tensor):
-        return 0.0 * value
-    return torch.zeros_like(w if value.shape == model.shape else value)
+    scalar, optimizer = local_step(plain, scalar, g, optimizer, lr)
+    for rule, view in shown:
+        scalar = rule.after_step(scalar, view)
+    return scalar, optimizer
 
 
 def check_path(
@@ -300,12 +211,14 @@ def check_path(
     """
     key = step_key(task, broadcast, client, "step", torch.zeros_like(broadcast.round))
     carry = client_start(algo, task, broadcast, client)
-    views = _views(algo, task, broadcast, client, carry, batch, key)
+    views = views_of(algo, task, broadcast, client, carry, batch, key)
     g = torch.ones_like(broadcast.w)
     for rule, view in zip(algo.rules, views, strict=False):
+        if not rule.in_path:
+            continue
         try:
-            g = rule.direction(g, _silent_view(view, torch.zeros_like(g)))
-            small = rule.direction(g[:1], _silent_view(view, torch.zeros_like(g[:1])))
+            g = rule.direction(g, silent_view(view, torch.zeros_like(g)))
+            small = rule.direction(g[:1], silent_view(view, torch.zeros_like(g[:1])))
         except Exception as error:
             raise _no_path(rule, f"fails on a model of one parameter ({error})") from error
         if g.shape != broadcast.w.shape or small.shape != (1,) or not bool((g == g[0]).all()):
@@ -321,12 +234,21 @@ def _no_path(rule: Rule, why: str) -> ConfigError:
 
 # ------------------------------------------------------------------------------- server half
 def server_round(
-    algo: Algorithm, server: Server, report: Report, rows: Row, ids: Tensor, population: int
+    algo: Algorithm,
+    server: Server,
+    report: Report,
+    rows: Row,
+    ids: Tensor,
+    population: int,
+    everyone: Tree = EMPTY,
 ) -> Server:
-    """Turn the SUM of the cohort's reports into the next server; `rows` has a leading axis C."""
+    """Turn the SUM of the cohort's reports into the next server; `rows` has a leading axis C.
+
+    `everyone` is what the record says of all clients, where a rule reads it.
+    """
     report = tree.tree_map(lambda v: v.to(server.w.dtype) if v.is_floating_point() else v, report)
     update = algo.aggregate.finish(report.total)
-    view = _server_view(algo, server, report, rows, ids, population)
+    view = _server_view(algo, server, report, rows, ids, population)._replace(everyone=everyone)
     states = []
     for i, (rule, state) in enumerate(zip(algo.chain, server.states, strict=True)):
         own = view._replace(upload=_at(report.uploads, i), rows=_at(rows.notes, i))

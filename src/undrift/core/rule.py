@@ -25,6 +25,22 @@ class ClientInfo(NamedTuple):
     mean_size: Tensor  # mean of n_j over the population
 
 
+class Lineup(NamedTuple):
+    """Who takes part in a round and how long each trains, before it starts; leading axis C."""
+
+    info: ClientInfo
+    steps: Tensor
+    lr: Any  # local learning rate at the start of the round
+
+    @property
+    def is_everybody(self) -> bool:
+        """Whether all clients that hold examples take part, and not by chance."""
+        info = self.info
+        total = info.size[0].double() / info.share[0].double()
+        held = info.size.double().sum() > (1 - 1e-6) * total
+        return bool(held & (info.probability == 1).all())  # sync: on demand
+
+
 class Sizes(NamedTuple):
     """How large a federation is, for states that depend on it."""
 
@@ -55,6 +71,8 @@ class ClientView(NamedTuple):
     grad_at: Callable[[Vec], Vec]  # gradient of the local objective (decay included), same batch
     output_at: Callable[[Vec], Output]  # forward pass, same batch; leaves buffers alone
     decay: Callable[[Vec], Vec]  # gradient of the weight decay, which is added after `direction`
+    optimizer: Tree  # the local optimizer's state now
+    seed: Tensor  # int64, of the run: fold it with a purpose, the round and the client's id
 
     @property
     def size(self) -> Tensor:
@@ -75,6 +93,7 @@ class ServerView(NamedTuple):
     path: Tensor  # mean of ||a_i||_1 over the cohort
     lr: Any  # local learning rate at the start of this round
     round: Tensor
+    everyone: Tree = EMPTY  # ClientInfo of all that hold examples, if the rule reads it
 
 
 @record
@@ -85,6 +104,17 @@ class Rule:
     shares_probe: ClassVar[bool] = False  # reads view.cohort: costs a second exchange
     refresh: ClassVar[str] = "cohort"  # who answers after_round: "cohort", "all", "once" at first
     observes: ClassVar[bool] = False  # measures and changes nothing: what it sends is not counted
+    exact_path: ClassVar[bool] = False  # wants ||a_i||_1 itself: clipping is refused
+    in_path: ClassVar[bool] = True  # its direction counts in ||a_i||_1
+    reads_everyone: ClassVar[bool] = False  # reads ServerView.everyone
+
+    @property
+    def linear(self) -> bool:
+        """Whether its direction is linear in the gradient, without which ||a||_1 is not defined."""
+        return True
+
+    def check(self, lineup: Lineup) -> None:
+        """Refuse, by a ConfigError, a cohort that this rule cannot work with."""
 
     # -- client half ------------------------------------------------------------------------
     def init_client(self, w: Vec, sizes: Sizes) -> Tree:
@@ -99,6 +129,18 @@ class Rule:
         """Prepare the state before the local steps; folded over the pieces of the own data."""
         return view.mine
 
+    def start(self, optimizer: Tree, view: ClientView) -> Tree:
+        """Choose the local optimizer's state before the first step (C3: a new one)."""
+        return optimizer
+
+    def look_at(self, w: Vec, view: ClientView) -> Vec:
+        """Choose where the gradient of a local step is taken; the step starts at `view.w`."""
+        return w
+
+    def loss(self, loss: Tensor, out: Output, view: ClientView) -> Tensor:
+        """Put another local objective in the place of the task's loss."""
+        return loss
+
     def penalty(self, out: Output, view: ClientView) -> Tensor | float:
         """Add to the loss of a local step."""
         return 0.0
@@ -107,6 +149,10 @@ class Rule:
         """Transform the gradient of a local step."""
         return g
 
+    def after_step(self, w: Vec, view: ClientView) -> Vec:
+        """Move the model once more after the optimizer's step, which started at `view.w`."""
+        return w
+
     def review(self, view: ClientView) -> Tree:
         """Look at the own final model on `view.batch`; the mean over all own data is kept."""
         return EMPTY
@@ -114,6 +160,10 @@ class Rule:
     def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
         """Give (delta to aggregate, next client state, upload); uploads are summed."""
         return delta, view.mine, EMPTY
+
+    def sent(self, upload: Tree) -> Tree:
+        """Give what a client really has to send for its upload; the rest the server knows."""
+        return upload
 
     def row(self, delta: Vec, view: ClientView) -> Tree:
         """Give something small that reaches the server client by client."""
@@ -161,6 +211,9 @@ class Aggregate:
     needs_path: ClassVar[bool] = False
     exact_path: ClassVar[bool] = False  # wants ||a_i||_1 itself: clipping is refused
     shares_probe: ClassVar[bool] = False
+
+    def check(self, lineup: Lineup) -> None:
+        """Refuse, by a ConfigError, a cohort that this aggregate cannot work with."""
 
     def probe(self, view: ClientView) -> Tree:
         """As a rule's probe; read it from `view.probe` in `lift`."""

@@ -25,7 +25,7 @@ from undrift.core.algorithm import (
     write_personal,
 )
 from undrift.core.round import check_path
-from undrift.core.rule import ClientInfo
+from undrift.core.rule import ClientInfo, Lineup, overrides
 from undrift.core.task import Batch, Task
 from undrift.core.tree import EMPTY, Tree, leaves, tree_map
 from undrift.data.federation import Federation
@@ -82,14 +82,25 @@ class Engine:
     def use_plan(self, plan: dict[str, Any]) -> None:
         """Repeat the choices of a recorded run."""
 
-    def check(self, algo: Algorithm, server: Server, work: Assignment) -> None:
-        """Refuse what cannot work, before any training."""
+    def check(
+        self, algo: Algorithm, server: Server, work: Assignment, first: Assignment | None = None
+    ) -> None:
+        """Refuse what cannot work, before any training; `first` is the first cohort, if known."""
+        if first is not None:
+            self.admit(algo, server, first)
         if not algo.needs_path or not work.ids:
             return
         one = work.part(slice(0, 1))
         broadcast, clients = self._probed(algo, server, one)
         batch = self.batch(one.info.id, one.order.new_zeros(1, 1))
         check_path(algo, self.task, broadcast, *tree_map(lambda v: v[0], (clients, batch)))
+
+    def admit(self, algo: Algorithm, server: Server, work: Assignment) -> None:
+        """Let the parts that are particular about their cohort refuse it."""
+        lr = algo.local.lr_at(server.round, torch.zeros_like(server.round))
+        for part in algo.parts:
+            if overrides(part, "check") and work.ids:
+                part.check(Lineup(work.info, work.steps.to(work.info.size), lr))
 
     # -- what a subclass defines -------------------------------------------------------------
     def run_clients(
@@ -107,6 +118,7 @@ class Engine:
     # -- the phases of a round -----------------------------------------------------------------
     def train(self, algo: Algorithm, server: Server, work: Assignment) -> Outcome:
         """Run one round's client half; new client states are staged, not yet visible."""
+        self.admit(algo, server, work)
         broadcast, clients = self._probed(algo, server, work)
         total, rows = OrderedSum(), []
         for ids, states, reports, some in self.run_clients(algo, broadcast, clients, work):

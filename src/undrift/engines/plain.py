@@ -18,12 +18,15 @@ from undrift.core.algorithm import Algorithm, Broadcast, Client
 from undrift.core.linear import Descent
 from undrift.core.local import Sgd
 from undrift.core.ops import Pass
-from undrift.core.round import Carry, client_start, step_key
+from undrift.core.round import client_start
 from undrift.core.rule import overrides
 from undrift.core.task import Batch, Buffers, Task
 from undrift.core.tree import tree_map
+from undrift.core.views import Carry, step_key
 
-STEP_HOOKS = ("begin", "penalty", "direction", "review")
+STEP_HOOKS = (
+    *("begin", "start", "look_at", "loss", "penalty", "direction", "after_step", "review"),
+)
 
 
 def is_plain(algo: Algorithm) -> bool:

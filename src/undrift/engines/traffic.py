@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from undrift.core.algorithm import Algorithm
+from undrift.core.rule import Rule
 from undrift.core.tree import Tree, size_in_floats
 from undrift.engines.engine import Outcome
 
@@ -23,8 +24,11 @@ class Traffic(NamedTuple):
 NOTHING = Traffic(0, 0)
 
 
-def training_traffic(algo: Algorithm, outcome: Outcome) -> Traffic:
-    """Count the exchange around local training, shared probes included."""
+def training_traffic(algo: Algorithm, outcome: Outcome, holders: int = 0) -> Traffic:
+    """Count the exchange around local training, shared probes included.
+
+    `holders` of the clients have the model already, because they looked at it after the last round.
+    """
     sent, report, count = outcome.broadcast, outcome.report, len(outcome.rows.steps)
     shared = [
         probe
@@ -32,15 +36,21 @@ def training_traffic(algo: Algorithm, outcome: Outcome) -> Traffic:
         if part.shares_probe
     ]
     each_down = size_in_floats((sent.w, sent.buffers.floats, sent.notes, sent.cohort))
+    model = size_in_floats((sent.w, sent.buffers.floats))
     uploads, notes = _counted(algo, report.uploads), _counted(algo, outcome.rows.notes)
+    uploads = [rule.sent(v) for rule, v in zip(_counting(algo), uploads, strict=True)]
     each_up = size_in_floats((report.total, uploads, report.buffers[0]))
-    down = each_down * count + size_in_floats(outcome.clients.notes)
+    down = each_down * count - model * holders + size_in_floats(outcome.clients.notes)
     return Traffic(down, each_up * count + size_in_floats((shared, notes)))
 
 
 def _counted(algo: Algorithm, sent: tuple[Tree, ...]) -> list[Tree]:
     """Leave out what is sent for the sake of measurement alone."""
     return [v for rule, v in zip(algo.rules, sent, strict=True) if not rule.observes]
+
+
+def _counting(algo: Algorithm) -> list[Rule]:
+    return [rule for rule in algo.rules if not rule.observes]
 
 
 def look_traffic(sent: Tree, rows: Tree, clients: int) -> Traffic:

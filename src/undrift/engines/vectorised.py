@@ -17,7 +17,6 @@ from torch.func import grad, vmap
 from undrift.core.algorithm import Algorithm, Broadcast, Client, Report, Row
 from undrift.core.ops import Pass
 from undrift.core.round import (
-    Carry,
     client_begin,
     client_finish,
     client_start,
@@ -27,6 +26,7 @@ from undrift.core.round import (
 from undrift.core.rule import Sizes
 from undrift.core.task import Batch, Task
 from undrift.core.tree import Tree, leaves, tree_map
+from undrift.core.views import Carry
 from undrift.data.checks import check_whole
 from undrift.data.federation import Federation
 from undrift.engines.capacity import is_small, need_of, width_for, workers_for

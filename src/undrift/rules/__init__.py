@@ -11,6 +11,7 @@ from undrift.core.local import (
     Schedule,
     Sgd,
 )
+from undrift.rules.adabest import AdaBest
 from undrift.rules.aggregate import Mean, Nova
 from undrift.rules.client import (
     Prox,
@@ -20,6 +21,13 @@ from undrift.rules.client import (
     ScaffoldLiteral,
     ScaffoldM,
 )
+from undrift.rules.contrast import Moon
+from undrift.rules.duals import FedAdmm, FedDc, FedDyn, FedPd, VrlSgd
+from undrift.rules.fair import QFair
+from undrift.rules.features import RFedAvg, RFedAvgPlus, RFedAvgPlusAll
+from undrift.rules.local import sgd
+from undrift.rules.mime import Ema, EmaAdam, Mime, MimeLite
+from undrift.rules.momentum import FedAdc, MomentumAdd, MomentumMix, SlowMo
 from undrift.rules.named import (
     catalogue,
     comfed,
@@ -32,21 +40,67 @@ from undrift.rules.named import (
     fedyogi,
     scaffold,
     scaffold_m,
-    sgd,
+)
+from undrift.rules.private import FeatureNoise, Spent, spent_on_features
+from undrift.rules.recipes import (
+    adabest,
+    fedadc,
+    fedadmm,
+    fedamsgrad,
+    feddc,
+    feddyn,
+    fedpd,
+    fedvra,
+    fedvra_u,
+    mime,
+    mimelite,
+    moon,
+    qfedavg,
+    qfedsgd,
+    rfedavg,
+    rfedavg_plus,
+    slowmo,
+    vrlsgd,
 )
 from undrift.rules.server import Adaptive, ServerMomentum, Step
+from undrift.rules.two_blocks import Ball, Clusters, PseudoLabels, TwoBlocks, two_blocks
+from undrift.rules.vra import FedVra, FedVraEach, PerClient, ShareSum
 
 __all__ = [
+    "AdaBest",
     "AdamW",
     "Adaptive",
+    "Ball",
+    "Clusters",
+    "Ema",
+    "EmaAdam",
     "Exponential",
+    "FeatureNoise",
+    "FedAdc",
+    "FedAdmm",
+    "FedDc",
+    "FedDyn",
+    "FedPd",
+    "FedVra",
+    "FedVraEach",
     "HeavyBall",
     "InverseTime",
     "Mean",
     "Milestones",
+    "Mime",
+    "MimeLite",
+    "MomentumAdd",
+    "MomentumMix",
+    "Moon",
     "Nesterov",
     "Nova",
+    "PerClient",
     "Prox",
+    "PseudoLabels",
+    "QFair",
+    "RFedAvg",
+    "RFedAvgPlus",
+    "RFedAvgPlusAll",
     "RmsProp",
     "Scaffold",
     "ScaffoldFresh",
@@ -56,17 +110,42 @@ __all__ = [
     "Schedule",
     "ServerMomentum",
     "Sgd",
+    "ShareSum",
+    "SlowMo",
+    "Spent",
     "Step",
+    "TwoBlocks",
+    "VrlSgd",
+    "adabest",
     "catalogue",
     "comfed",
     "fedadagrad",
     "fedadam",
+    "fedadc",
+    "fedadmm",
+    "fedamsgrad",
     "fedavg",
     "fedavgm",
+    "feddc",
+    "feddyn",
     "fednova",
+    "fedpd",
     "fedprox",
+    "fedvra",
+    "fedvra_u",
     "fedyogi",
+    "mime",
+    "mimelite",
+    "moon",
+    "qfedavg",
+    "qfedsgd",
+    "rfedavg",
+    "rfedavg_plus",
     "scaffold",
     "scaffold_m",
     "sgd",
+    "slowmo",
+    "spent_on_features",
+    "two_blocks",
+    "vrlsgd",
 ]

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from undrift.core.algorithm import Algorithm
-from undrift.core.local import HeavyBall, Nesterov, Sgd
+from undrift.core.local import HeavyBall, Sgd
 from undrift.core.rule import Aggregate, Mean, Rule
 from undrift.errors import ConfigError, unknown_name
 from undrift.rules.aggregate import Nova
@@ -19,39 +19,40 @@ from undrift.rules.client import (
     ScaffoldLiteral,
     ScaffoldM,
 )
+from undrift.rules.compat import ScaffoldPostStep
+from undrift.rules.local import local_of
+from undrift.rules.momentum import MomentumAdd, MomentumMix
+from undrift.rules.recipes import (
+    adabest,
+    fedadc,
+    fedadmm,
+    fedamsgrad,
+    feddc,
+    feddyn,
+    fedpd,
+    fedvra,
+    fedvra_u,
+    mime,
+    mimelite,
+    moon,
+    qfedavg,
+    qfedsgd,
+    rfedavg,
+    rfedavg_plus,
+    slowmo,
+    vrlsgd,
+)
 from undrift.rules.server import Adaptive, ServerMomentum, Step
-
-
-def sgd(lr: float = 0.1, momentum: float = 0.0, *, nesterov: bool = False, **more: Any) -> Sgd:
-    """Local SGD as in torch: plain, heavy ball or Nesterov.
-
-    >>> type(sgd(0.1, momentum=0.9)).__name__
-    'HeavyBall'
-    """
-    if momentum == 0 and nesterov:
-        raise ConfigError("sgd(nesterov=True) needs a momentum above 0")
-    if momentum == 0:
-        return Sgd(lr=lr, **more)
-    return (Nesterov if nesterov else HeavyBall)(lr=lr, momentum=momentum, **more)
-
-
-def _local(lr: float | None, local: Sgd | None) -> Sgd:
-    """Plain SGD with this learning rate, or the given local optimizer, which has its own."""
-    if local is None:
-        return Sgd(lr=0.1 if lr is None else lr)
-    if lr is not None:
-        raise ConfigError(f"lr = {lr!r} and local = {local!r}: give the learning rate once")
-    return local
 
 
 def fedavg(lr: float | None = None, *, local: Sgd | None = None, by_size: bool = True) -> Algorithm:
     """FedAvg (McMahan et al. 2017)."""
-    return Algorithm(local=_local(lr, local), aggregate=Mean(by_size))
+    return Algorithm(local=local_of(lr, local), aggregate=Mean(by_size))
 
 
 def fedprox(lr: float | None = None, *, mu: float = 0.01, local: Sgd | None = None) -> Algorithm:
     """FedProx (Li et al. 2020)."""
-    return Algorithm((Prox(mu),), local=_local(lr, local))
+    return Algorithm((Prox(mu),), local=local_of(lr, local))
 
 
 def scaffold_rule(
@@ -83,15 +84,25 @@ def scaffold(
     local: Sgd | None = None,
     by_size: bool = False,
     c_weights: Literal["uniform", "size"] = "uniform",
+    correction: Literal["gradient", "post_step"] = "gradient",
 ) -> Algorithm:
-    """SCAFFOLD (Karimireddy et al. 2020): uniform weights, option II unless asked otherwise."""
+    """SCAFFOLD (Karimireddy et al. 2020): uniform weights, option II unless asked otherwise.
+
+    `correction` "post_step" acts after the optimizer's step, as in NIID-Bench (option II).
+    """
+    if correction not in ("gradient", "post_step"):
+        raise unknown_name("correction", correction, ["gradient", "post_step"], "scaffold")
     rule = scaffold_rule(option, "persistent", c_weights)
-    return Algorithm((rule,), _local(lr, local), Mean(by_size), Step(server_lr))
+    if correction == "post_step":
+        if (option, c_weights) != ("II", "uniform"):
+            raise ConfigError("scaffold: post_step is option II with uniform weights of c")
+        rule = ScaffoldPostStep()
+    return Algorithm((rule,), local_of(lr, local), Mean(by_size), Step(server_lr))
 
 
 def scaffold_m(lr: float | None = None, *, local: Sgd | None = None) -> Algorithm:
     """SCAFFOLD/m (Varno et al. 2022): SCAFFOLD that uploads models only."""
-    return Algorithm((ScaffoldM(),), _local(lr, local), Mean(by_size=False))
+    return Algorithm((ScaffoldM(),), local_of(lr, local), Mean(by_size=False))
 
 
 def fednova(
@@ -99,7 +110,7 @@ def fednova(
 ) -> Algorithm:
     """FedNova (Wang et al. 2020), with FedProx's pull if `mu` is given."""
     rules = () if mu is None else (Prox(mu),)
-    return Algorithm(rules, _local(lr, local), Nova())
+    return Algorithm(rules, local_of(lr, local), Nova())
 
 
 def fedavgm(
@@ -112,7 +123,7 @@ def fedavgm(
 ) -> Algorithm:
     """FedAvgM (Hsu et al. 2019)."""
     return Algorithm(
-        local=_local(lr, local), server=ServerMomentum(server_lr, beta, dampening=dampening)
+        local=local_of(lr, local), server=ServerMomentum(server_lr, beta, dampening=dampening)
     )
 
 
@@ -120,7 +131,7 @@ def fedadam(
     lr: float | None = None, *, server_lr: float = 0.01, local: Sgd | None = None, **server: Any
 ) -> Algorithm:
     """FedAdam (Reddi et al. 2021); further settings are those of `Adaptive`."""
-    return Algorithm(local=_local(lr, local), server=Adaptive("adam", server_lr, **server))
+    return Algorithm(local=local_of(lr, local), server=Adaptive("adam", server_lr, **server))
 
 
 def fedadagrad(
@@ -128,14 +139,14 @@ def fedadagrad(
 ) -> Algorithm:
     """FedAdagrad (Reddi et al. 2021): beta1 = 0 unless given."""
     settings = {"beta1": 0.0, **server}
-    return Algorithm(local=_local(lr, local), server=Adaptive("adagrad", server_lr, **settings))
+    return Algorithm(local=local_of(lr, local), server=Adaptive("adagrad", server_lr, **settings))
 
 
 def fedyogi(
     lr: float | None = None, *, server_lr: float = 0.01, local: Sgd | None = None, **server: Any
 ) -> Algorithm:
     """FedYogi (Reddi et al. 2021)."""
-    return Algorithm(local=_local(lr, local), server=Adaptive("yogi", server_lr, **server))
+    return Algorithm(local=local_of(lr, local), server=Adaptive("yogi", server_lr, **server))
 
 
 # ------------------------------------------------------------------------------------- ComFed
@@ -155,12 +166,15 @@ def comfed(
     option: Literal["I", "II"] = "I",
     mode: Literal["persistent", "fresh", "literal"] = "persistent",
     c_weights: Literal["uniform", "size"] = "uniform",
+    local_momentum: Literal["none", "mimelite", "fedadc"] = "none",
+    b: float = 0.9,
     **adaptive: Any,
 ) -> Algorithm:
     """ComFed: a client mechanism times a server optimizer, every cell a method.
 
     Defaults are the paper's: lr 0.01 with heavy-ball momentum 0.9 and weight decay 1e-4 on the
-    client; `server_lr` is 1 for Sgd and 0.005 for the adaptive servers.
+    client; `server_lr` is 1 for Sgd and 0.005 for the adaptive servers.  `local_momentum` takes the
+    server's momentum into local steps, with the weight `b` (R21).
 
     >>> len({comfed(c, s) for c in COMFED_CLIENTS for s in COMFED_SERVERS})
     16
@@ -177,8 +191,9 @@ def comfed(
     if server == "sgd" and adaptive:
         raise ConfigError(f"comfed: server 'sgd' has no {', '.join(adaptive)}; use an adaptive one")
     settings = {"beta1": 0.9, "beta2": 0.99, "tau": COMFED_TAU.get(server), **adaptive}
+    taken = _comfed_momentum(local_momentum, b, settings["beta1"])
     return Algorithm(
-        rules.get(client, ()),
+        (*rules.get(client, ()), *taken),
         _comfed_local(lr, local),
         aggregates.get(client, Mean()),
         _comfed_server(server, server_lr, settings),
@@ -187,8 +202,16 @@ def comfed(
 
 def _comfed_local(lr: float | None, local: Sgd | None) -> Sgd:
     if local is not None:
-        return _local(lr, local)
+        return local_of(lr, local)
     return HeavyBall(lr=0.01 if lr is None else lr, momentum=0.9, weight_decay=1e-4)
+
+
+def _comfed_momentum(style: str, b: float, beta: Any) -> tuple[Rule, ...]:
+    """Take along an average of updates: beta is the server's beta1."""
+    styles = {"none": (), "mimelite": (MomentumMix(b, beta),), "fedadc": (MomentumAdd(b, beta),)}
+    if style not in styles:
+        raise unknown_name("local_momentum", style, list(styles), "comfed")
+    return styles[style]
 
 
 def _comfed_server(server: str, lr: float | None, settings: dict[str, Any]) -> Rule:
@@ -203,6 +226,7 @@ class Named(NamedTuple):
     name: str
     build: Callable[..., Algorithm]
     paper: str
+    needs: Literal["", "everybody", "features", "one step"] = ""  # of sampler, task or work
 
 
 COMFED_NAMES = {
@@ -233,6 +257,24 @@ def catalogue() -> dict[str, Named]:
         Named("fedadam", fedadam, "Reddi et al. 2021"),
         Named("fedadagrad", fedadagrad, "Reddi et al. 2021"),
         Named("fedyogi", fedyogi, "Reddi et al. 2021"),
+        Named("fedamsgrad", fedamsgrad, "Reddi et al. 2021, with AMSGrad"),
+        Named("slowmo", slowmo, "Wang et al. 2020 (SlowMo)"),
+        Named("fedadc", fedadc, "Ozfatura et al. 2021"),
+        Named("mime", mime, "Karimireddy et al. 2021"),
+        Named("mimelite", mimelite, "Karimireddy et al. 2021"),
+        Named("feddyn", feddyn, "Acar et al. 2021"),
+        Named("feddc", feddc, "Gao et al. 2022"),
+        Named("fedpd", fedpd, "Zhang et al. 2021", "everybody"),
+        Named("fedadmm", fedadmm, "Gong, Li & Freris 2022"),
+        Named("vrlsgd", vrlsgd, "Liang et al. 2019", "everybody"),
+        Named("adabest", adabest, "Varno et al. 2022"),
+        Named("fedvra", fedvra, "Wang et al. 2023 (FedVRA)"),
+        Named("fedvra_u", fedvra_u, "Wang et al. 2023 (FedVRA), algorithm 2"),
+        Named("rfedavg", rfedavg, "Wang et al. 2023 (rFedAvg)", "features"),
+        Named("rfedavg_plus", rfedavg_plus, "Wang et al. 2023 (rFedAvg)", "features"),
+        Named("moon", moon, "Li, He & Song 2021", "features"),
+        Named("qfedavg", qfedavg, "Li et al. 2020 (q-FFL)"),
+        Named("qfedsgd", qfedsgd, "Li et al. 2020 (q-FFL)", "one step"),
     ]
     cells = [
         Named(f"comfed:{c}-{s}", partial(comfed, c, s), f"ComFed, {comfed_name(c, s)}")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from undrift.core.rule import Rule, ServerView, Sizes
 from undrift.core.task import Vec
-from undrift.core.tree import Tree, number, record, static
+from undrift.core.tree import EMPTY, Tree, number, record, static
 from undrift.errors import ConfigError
 
 
@@ -48,6 +48,7 @@ class Moments(NamedTuple):
     m: Vec
     v: Vec
     steps: Tensor
+    top: Tree = EMPTY  # the largest v so far, where it is used
 
 
 def adam(v: Vec, square: Vec, beta2: Any) -> Vec:
@@ -80,7 +81,7 @@ def standard_correction(t: Any, beta1: Any, beta2: Any) -> tuple[Any, Any]:
     return 1 / (1 - beta1**t), 1 / (1 - beta2**t)
 
 
-SECOND_MOMENTS = {"adam": adam, "adagrad": adagrad, "yogi": yogi}
+SECOND_MOMENTS = {"adam": adam, "adagrad": adagrad, "yogi": yogi, "amsgrad": adam}
 CORRECTIONS = {
     "none": no_correction,
     "flower": flower_correction,
@@ -90,10 +91,11 @@ CORRECTIONS = {
 
 @record
 class Adaptive(Rule):
-    """FedAdam, FedAdagrad, FedYogi (Reddi et al. 2021, alg. 2).
+    """FedAdam, FedAdagrad, FedYogi (Reddi et al. 2021, alg. 2), and AMSGrad in their place.
 
-    `bias_correction` "flower" scales lr as Flower >= 1.13 does, "standard" as torch does;
-    `eps_inside` takes sqrt(v + tau) as ComFed prints it.
+    AMSGrad (Reddi, Kale & Kumar 2018) is Adam with the largest v so far.  `bias_correction`
+    "flower" scales lr as Flower >= 1.13 does, "standard" as torch does; `eps_inside` takes
+    sqrt(v + tau) as ComFed prints it.
     """
 
     kind: str = static(default="adam", choices=tuple(SECOND_MOMENTS))
@@ -110,12 +112,15 @@ class Adaptive(Rule):
             raise ConfigError("Adaptive.bias_correction: Adagrad's v is a sum and has no bias")
 
     def init_server(self, w: Vec, sizes: Sizes) -> Tree:
-        return Moments(torch.zeros_like(w), torch.zeros_like(w) + self.v0, w.new_zeros(()))
+        m, v = torch.zeros_like(w), torch.zeros_like(w) + self.v0
+        return Moments(m, v, w.new_zeros(()), v.clone() if self.kind == "amsgrad" else EMPTY)
 
     def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
         m = self.beta1 * state.m + (1 - self.beta1) * update
         v = SECOND_MOMENTS[self.kind](state.v, update * update, self.beta2)
         t = state.steps + 1
         up, down = CORRECTIONS[self.bias_correction](t, self.beta1, self.beta2)
-        root = (down * v + self.tau).sqrt() if self.eps_inside else (down * v).sqrt() + self.tau
-        return self.lr * up * m / root, Moments(m, v, t)
+        top = torch.maximum(state.top, v) if self.kind == "amsgrad" else EMPTY
+        used = down * (top if self.kind == "amsgrad" else v)
+        root = (used + self.tau).sqrt() if self.eps_inside else used.sqrt() + self.tau
+        return self.lr * up * m / root, Moments(m, v, t, top)

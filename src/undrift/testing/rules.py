@@ -10,7 +10,7 @@ from undrift.core.algorithm import Algorithm
 from undrift.core.local import HeavyBall, Sgd
 from undrift.core.rule import Aggregate, Rule
 from undrift.core.task import Task
-from undrift.data import Federation
+from undrift.data import Federation, Sampler
 from undrift.errors import ClientError, ConfigError
 from undrift.rules import Adaptive, Nova, Prox
 from undrift.testing.errors import RuleError, told
@@ -21,14 +21,19 @@ from undrift.testing.world import World, in_dtype, world_of
 
 
 def check_rule(
-    rule: Rule, *, task: Task | None = None, federation: Federation | None = None, rounds: int = 3
+    rule: Rule,
+    *,
+    task: Task | None = None,
+    federation: Federation | None = None,
+    sampler: Sampler | None = None,
+    rounds: int = 3,
 ) -> None:
     """Raise `RuleError` unless a rule keeps every promise that engines rely on.
 
     It is a frozen record that pickles, copies and stacks; it is pure; shapes and dtypes are stable;
     it runs for many clients at once, in chunks of any size and in any order; it resumes bit by
-    bit; it stays finite; it gets on with other parts.  `task` and `federation` (at least two
-    clients) replace the tiny world's; a task alone must take [B, 4] inputs and 3 classes.
+    bit; it stays finite; it gets on with other parts.  `task`, `federation` (at least two clients)
+    and `sampler` replace the tiny world's; a task alone must take [B, 4] inputs and 3 classes.
 
     >>> from undrift import Prox
     >>> check_rule(Prox(0.1))
@@ -36,6 +41,7 @@ def check_rule(
     if not isinstance(rule, Rule):
         raise RuleError(f"{rule!r} is not a Rule: derive its class from undrift.Rule")
     world = world_of(task, federation)
+    world = world if sampler is None else world._replace(sampler=sampler)
     _check_all(rule, lambda r: Algorithm((r,), Sgd(lr=0.1)), world, rounds)
     _check_together(rule, world, rounds)
     _check_beside_nova(rule, world, rounds)
@@ -75,9 +81,9 @@ def _check_together(rule: Rule, world: World, rounds: int) -> None:
 
 def _check_beside_nova(rule: Rule, world: World, rounds: int) -> None:
     """Nova shows `direction` a model of one parameter."""
-    algo = Algorithm((rule,), HeavyBall(lr=0.02), Nova())
     with told(rule, "does not work beside Nova"):
         try:
+            algo = Algorithm((rule,), HeavyBall(lr=0.02), Nova())
             skipped = world.trainer(algo, engine="reference").round().skipped
         except (ConfigError, ClientError) as error:
             if _is_by_parameter(error):

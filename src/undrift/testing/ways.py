@@ -72,7 +72,8 @@ def _check_stacks(part: P, build: Callable[[P], Algorithm], world: World) -> Non
     wanted = _one_client(trainer, build(part))
     with told(part, "does not run with its numbers stacked (never branch on a number)"):
         twins = stack([part, part])
-        found = vmap(lambda twin: _one_client(trainer, build(twin)))(twins)
+        axes = tree_map(lambda v: 0, twins)  # what is None has no axis
+        found = vmap(lambda twin: _one_client(trainer, build(twin)), in_dims=(axes,))(twins)
     if distance([found], [torch.stack([wanted, wanted])]) > TOLERANCE:
         raise RuleError(f"{type(part).__name__}: stacking its numbers gives another model")
 
@@ -89,7 +90,9 @@ def _one_client(trainer: Trainer, algo: Algorithm) -> Vec:
         broadcast = broadcast._replace(cohort=cohort_mean(algo, probes, work))
     _, _, reports, rows = next(iter(engine.run_clients(algo, broadcast, clients, work)))
     report = tree_map(lambda v: v[0], reports)
-    return server_round(algo, server, report, rows, work.info.id, trainer.roster.count).w
+    ids, roster = work.info.id, trainer.roster
+    everyone = roster.lookers(0).info
+    return server_round(algo, server, report, rows, ids, roster.count, everyone).w
 
 
 def _sizes(trainer: Trainer) -> Sizes:

@@ -101,12 +101,14 @@ def renumbered(world: World, rounds: int, new: list[int]) -> World:
     """Write down who trains on what, then call client i new[i]."""
     roster = world.trainer(Algorithm()).roster
     orders: dict[tuple[int, int], list[list[int]]] = {}
-    cohorts = []
+    cohorts, chances = [], [1.0] * len(new)
     for r in range(rounds):
         cohort = roster.cohort(r)
         cohorts.append([new[i] for i in cohort.ids])
+        for i, chance in zip(cohort.ids, cohort.info.probability.tolist(), strict=True):
+            chances[new[i]] = chance
         for i, order, steps in zip(cohort.ids, cohort.order, cohort.steps, strict=True):
             orders[r, new[i]] = [row[row >= 0].tolist() for row in order[: int(steps)]]
     clients = [world.federation.client(new.index(i)) for i in range(len(new))]
     turned = Federation.of(clients, arrival=world.federation.arrival)
-    return World(world.task, turned, ExplicitWork(orders), Explicit(cohorts))
+    return World(world.task, turned, ExplicitWork(orders), Explicit(cohorts, chances))

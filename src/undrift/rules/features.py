@@ -1,0 +1,134 @@
+"""rFedAvg: clients keep their mean features near those of the others.
+
+Letters: N clients, d numbers in the feature layer's output.  The papers' delta_i are called
+feature means here; `delta` is what a model loses.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from undrift.core.rule import ClientInfo, ClientView, Rule, ServerView, Sizes
+from undrift.core.task import Output, Vec, masked_mean
+from undrift.core.tree import Tree, number, record, static
+from undrift.rules.contrast import features_of, need_features
+from undrift.rules.private import FeatureNoise, noisy_mean
+
+
+class Means(NamedTuple):
+    """The server's table of feature means."""
+
+    rows: Tensor  # [N, d]
+    known: Tensor  # [N] 1 where there is a row, 0 elsewhere
+
+
+@record
+class RFedAvg(Rule):
+    """rFedAvg (Wang et al. 2023, alg. 1 and eq. 5): every client gets the others' feature means.
+
+    A mean is taken at the own final model (R18); the first ones at x_0.  strength = 0: FedAvg.
+    """
+
+    refresh: ClassVar[str] = "once"
+
+    strength: float = number(default=1e-4, low=0)
+    noise: FeatureNoise | None = None
+
+    def init_server(self, w: Vec, sizes: Sizes) -> Tree:
+        return empty_table(self, w, sizes)
+
+    def personal(self, state: Tree, client: ClientInfo) -> Tree:
+        return others(state, client)
+
+    def penalty(self, out: Output, view: ClientView) -> Tensor:
+        known = ~view.personal.isnan().any(1)
+        gaps = (batch_mean(out, view) - view.personal.nan_to_num()).square().sum(1)
+        return self.strength * (known * gaps).sum() / known.sum().clamp(min=1)
+
+    def review(self, view: ClientView) -> Tree:
+        return own_mean(view, self.noise, "review")
+
+    def row(self, delta: Vec, view: ClientView) -> Tree:
+        return view.review
+
+    def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
+        return update, taken_in(state, view)
+
+    def after_round(self, view: ClientView) -> Tree:
+        return own_mean(view, self.noise, "after_round")
+
+    def server_after(self, state: Tree, view: ServerView) -> Tree:
+        return taken_in(state, view)
+
+
+@record
+class RFedAvgPlus(Rule):
+    """rFedAvg+ (Wang et al. 2023, alg. 2): one vector per client, means at the NEW model.
+
+    Same gradient as rFedAvg for the same feature means.  strength = 0: FedAvg.
+    """
+
+    strength: float = number(default=1e-4, low=0)
+    noise: FeatureNoise | None = None
+    include_self: bool = static(default=False)
+
+    def init_server(self, w: Vec, sizes: Sizes) -> Tree:
+        return empty_table(self, w, sizes)
+
+    def personal(self, state: Tree, client: ClientInfo) -> Tree:
+        at = torch.arange(len(state.known), device=state.known.device)
+        weights = state.known if self.include_self else state.known * (at != client.id)
+        return weights @ state.rows / weights.sum().clamp(min=1)
+
+    def penalty(self, out: Output, view: ClientView) -> Tensor:
+        return self.strength * (batch_mean(out, view) - view.personal).square().sum()
+
+    def after_round(self, view: ClientView) -> Tree:
+        return own_mean(view, self.noise, "after_round")
+
+    def server_after(self, state: Tree, view: ServerView) -> Tree:
+        return taken_in(state, view)
+
+
+@record
+class RFedAvgPlusAll(RFedAvgPlus):
+    """rFedAvg+ as printed: after every round everybody, sampled or not, looks at the new model."""
+
+    refresh: ClassVar[str] = "all"
+
+
+def empty_table(rule: Rule, w: Vec, sizes: Sizes) -> Means:
+    """Start with nothing known."""
+    need_features(rule, sizes)
+    return Means(w.new_zeros(sizes.clients, sizes.features), w.new_zeros(sizes.clients))
+
+
+def others(table: Means, client: ClientInfo) -> Tensor:
+    """Give the other clients' feature means, [N - 1, d]; NaN where one is not known."""
+    at = torch.arange(len(table.known) - 1, device=table.known.device)
+    at = at + (at >= client.id)
+    rows = table.rows[at]
+    return torch.where(table.known[at][:, None] > 0, rows, torch.full_like(rows, torch.nan))
+
+
+def taken_in(table: Means, view: ServerView) -> Means:
+    """Write the rows of accepted clients into the table."""
+    rows = torch.where(view.accepted[:, None], view.rows, table.rows[view.ids])
+    known = torch.where(view.accepted, torch.ones_like(rows[:, 0]), table.known[view.ids])
+    return Means(*(t.index_copy(0, view.ids, v) for t, v in zip(table, (rows, known), strict=True)))
+
+
+def batch_mean(out: Output, view: ClientView) -> Tensor:
+    """Average the features of the batch: the estimate that a local step has."""
+    return masked_mean(features_of(out), view.batch.mask)
+
+
+def own_mean(view: ClientView, noise: FeatureNoise | None, purpose: str) -> Tensor:
+    """Average the features of own data at the model `view.w`, with noise if asked for."""
+    features = features_of(view.output_at(view.w))
+    if noise is None:
+        return masked_mean(features, view.batch.mask)
+    return noisy_mean(features, view, noise, purpose)

@@ -1,0 +1,143 @@
+"""Momentum of the server: SlowMo's steps, and momentum that is taken along in local steps."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from undrift.core.rule import ClientView, Rule, ServerView, Sizes
+from undrift.core.task import Vec
+from undrift.core.tree import EMPTY, Tree, number, record, static
+
+
+@record
+class SlowMo(Rule):
+    """SlowMo (Wang et al. 2020, eq. 2): u <- beta u + update / eta;  x <- x - lr eta u.
+
+    eta is the round's local learning rate; a constant one: FedAvgM.  beta = 0, lr = 1: FedAvg.
+    """
+
+    beta: float = number(default=0.5, low=0, high=1, ends="[)")
+    lr: float = number(default=1.0, low=0)
+
+    def init_server(self, w: Vec, sizes: Sizes) -> Tree:
+        return torch.zeros_like(w)  # u
+
+    def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
+        u = self.beta * state + update / view.lr
+        return self.lr * view.lr * u, u
+
+
+@record
+class FedAdc(Rule):
+    """FedADC (Ozfatura et al. 2021, alg. 3): beta_local m, spread over a client's K_i local steps.
+
+    What that adds to the update is taken out again, so m is beta_global m plus pure gradients.
+    `nesterov` takes the gradient after the momentum's part of the step.
+    beta_local = 0: SlowMo(beta_global).
+    """
+
+    beta_local: float = number(default=0.9, low=0, high=1)
+    beta_global: float = number(default=0.9, low=0, high=1)
+    lr: float = number(default=1.0, low=0)
+    nesterov: bool = static(default=False)
+
+    def init_server(self, w: Vec, sizes: Sizes) -> Tree:
+        return torch.zeros_like(w)  # m
+
+    def broadcast(self, state: Tree) -> Tree:
+        return state
+
+    def look_at(self, w: Vec, view: ClientView) -> Vec:
+        share = self.beta_local * view.broadcast / view.steps
+        return w - view.lr * share if self.nesterov else w
+
+    def direction(self, g: Vec, view: ClientView) -> Vec:
+        g = g + self.beta_local * view.broadcast / view.steps
+        if not self.nesterov:
+            return g
+        # decay belongs to the gradient, which was taken elsewhere
+        return g + view.decay(self.look_at(view.w, view)) - view.decay(view.w)
+
+    def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
+        m = update / view.lr + (self.beta_global - self.beta_local) * state
+        return self.lr * view.lr * m, m
+
+
+class Going(NamedTuple):
+    """The server's average of updates, and what one unit of gradient is worth in it."""
+
+    m: Vec
+    unit: Tensor  # lr times mean ||a_i||_1 of the last cohort, by size
+
+
+@record
+class MomentumMix(Rule):
+    """ComFed's future work, in MimeLite's style: u = (1 - b) g + b M, M the server's momentum.
+
+    M = m / (lr K) is the server's average of updates (decay `beta`) in units of a gradient, K the
+    cohort's mean ||a_i||_1 by size.  b = 0: ComFed.
+    """
+
+    needs_path: ClassVar[bool] = True
+    in_path: ClassVar[bool] = False  # K counts the optimizer's steps, not the mixture
+
+    b: float = number(default=0.9, low=0, high=1)
+    beta: float = number(default=0.9, low=0, high=1)
+
+    def init_server(self, w: Vec, sizes: Sizes) -> Tree:
+        return Going(torch.zeros_like(w), w.new_ones(()))
+
+    def broadcast(self, state: Tree) -> Tree:
+        return state.m / state.unit  # M
+
+    def direction(self, g: Vec, view: ClientView) -> Vec:
+        return (1 - self.b) * g + self.b * view.broadcast
+
+    def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
+        return delta, EMPTY, (view.size * view.path, view.size)
+
+    def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
+        m = self.beta * state.m + (1 - self.beta) * update
+        return update, Going(m, unit_of(view))
+
+
+@record
+class MomentumAdd(Rule):
+    """ComFed's future work, in FedADC's style: u = g + b M, and b M leaves the update again.
+
+    M as in `MomentumMix`.  b = 0: ComFed.
+    """
+
+    needs_path: ClassVar[bool] = True
+    exact_path: ClassVar[bool] = True  # else something of b M would stay in the update
+    in_path: ClassVar[bool] = False
+
+    b: float = number(default=0.9, low=0, high=1)
+    beta: float = number(default=0.9, low=0, high=1)
+
+    def init_server(self, w: Vec, sizes: Sizes) -> Tree:
+        return Going(torch.zeros_like(w), w.new_ones(()))
+
+    def broadcast(self, state: Tree) -> Tree:
+        return state.m / state.unit  # M
+
+    def direction(self, g: Vec, view: ClientView) -> Vec:
+        return g + self.b * view.broadcast
+
+    def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
+        return delta, EMPTY, (view.size * view.path, view.size)
+
+    def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
+        unit = unit_of(view)
+        pure = update - self.b * unit * (state.m / state.unit)
+        return pure, Going(self.beta * state.m + (1 - self.beta) * pure, unit)
+
+
+def unit_of(view: ServerView) -> Tensor:
+    """Give lr times the cohort's mean ||a_i||_1: by size, for so the update is weighted."""
+    length, size = view.upload
+    unit: Tensor = view.lr * length / size
+    return unit

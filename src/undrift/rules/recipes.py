@@ -1,0 +1,301 @@
+"""Algorithms with a paper of their own, one sentence each; see `named` for the first ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from undrift.core.algorithm import Algorithm
+from undrift.core.local import Sgd
+from undrift.core.rule import Mean, Rule
+from undrift.core.tree import replace
+from undrift.errors import unknown_name
+from undrift.rules.adabest import AdaBest
+from undrift.rules.compat import AverageOptimizer, FedDynUnclipped, KeepOptimizer, MoonRounds
+from undrift.rules.contrast import Moon
+from undrift.rules.duals import FedAdmm, FedDc, FedDyn, FedPd, VrlSgd
+from undrift.rules.fair import QFair
+from undrift.rules.features import RFedAvg, RFedAvgPlus, RFedAvgPlusAll
+from undrift.rules.local import local_of
+from undrift.rules.mime import Ema, EmaAdam, Mime, MimeLite
+from undrift.rules.momentum import FedAdc, SlowMo
+from undrift.rules.private import FeatureNoise
+from undrift.rules.server import Adaptive, Step
+from undrift.rules.two_blocks import Ball, two_blocks
+from undrift.rules.vra import FedVra, FedVraEach, PerClient, ShareSum, per_client
+
+UNIFORM = Mean(by_size=False)
+# A number, a sequence by client id, or a function of a ClientInfo.  Any, because a list in an
+# experiment file is a sweep there; {use = "PerClient", values = [...]} is not.
+PerClientNumber = Any
+
+
+# -------------------------------------------------------------------------- duals and variates
+def feddyn(
+    lr: float | None = None,
+    *,
+    alpha: float = 0.01,
+    by_size: bool = False,
+    clip_prox: bool = True,
+    local: Sgd | None = None,
+) -> Algorithm:
+    """FedDyn (Acar et al. 2021) by local SGD: uniform weights.
+
+    `by_size` pulls clients by alpha mean(n) / n_i; clip_prox=False adds alpha y after clipping, as
+    the authors' code does.
+    """
+    rule = FedDyn(alpha, by_size) if clip_prox else FedDynUnclipped(alpha, by_size)
+    return Algorithm((rule,), local_of(lr, local), UNIFORM)
+
+
+def feddc(lr: float | None = None, *, alpha: float = 0.01, local: Sgd | None = None) -> Algorithm:
+    """FedDC (Gao et al. 2022): uniform weights."""
+    return Algorithm((FedDc(alpha),), local_of(lr, local), UNIFORM)
+
+
+def fedpd(lr: float | None = None, *, rho: float = 0.01, local: Sgd | None = None) -> Algorithm:
+    """FedPD (Zhang et al. 2021), communicating in every round; everybody must take part."""
+    return Algorithm((FedPd(rho),), local_of(lr, local), UNIFORM)
+
+
+def fedadmm(
+    lr: float | None = None,
+    *,
+    rho: float = 0.01,
+    server_lr: float = 1.0,
+    local: Sgd | None = None,
+) -> Algorithm:
+    """FedADMM (Gong, Li & Freris 2022): uniform weights."""
+    return Algorithm((FedAdmm(rho),), local_of(lr, local), UNIFORM, Step(server_lr))
+
+
+def vrlsgd(lr: float | None = None, *, local: Sgd | None = None) -> Algorithm:
+    """VRL-SGD (Liang et al. 2019): everybody must take part."""
+    return Algorithm((VrlSgd(),), local_of(lr, local), UNIFORM)
+
+
+def adabest(
+    lr: float | None = None,
+    *,
+    mu: float = 0.02,
+    beta: float = 0.96,
+    unbalanced: bool = False,
+    patience: float | None = None,
+    server_lr: float = 1.0,
+    local: Sgd | None = None,
+) -> Algorithm:
+    """AdaBest (Varno et al. 2022): uniform weights; `patience` lets beta fall on a plateau."""
+    rule = AdaBest(mu, beta, unbalanced, patience)
+    return Algorithm((rule,), local_of(lr, local), UNIFORM, Step(server_lr))
+
+
+def fedvra(
+    lr: float | None = None,
+    *,
+    gamma: PerClientNumber = 0.1,
+    a: PerClientNumber = None,
+    d: PerClientNumber = None,
+    by_size: bool = True,
+    local: Sgd | None = None,
+) -> Algorithm:
+    """FedVRA (Wang et al. 2023); a and d follow the paper's remark 1 unless given.
+
+    gamma, a and d are numbers, sequences by client id or functions of a ClientInfo; d = "cohort"
+    takes the weights over the cohort again, as FedAvg does.
+    """
+    if isinstance(d, str) and d != "cohort":
+        raise unknown_name("d", d, ["cohort"], "fedvra")
+    again = d == "cohort"
+    gamma, a, d = (per_client(v) for v in (gamma, a, 1.0 if again else d))
+    rule = (FedVraEach if isinstance(gamma, PerClient) else FedVra)(gamma, a, d, by_size)
+    return Algorithm((rule,), local_of(lr, local), (Mean if again else ShareSum)(by_size))
+
+
+def fedvra_u(
+    lr: float | None = None,
+    *,
+    objective: Any = None,
+    rate: float = 1.0,
+    steps: int = 5,
+    radius: float | None = None,
+    gamma: PerClientNumber = 0.1,
+    a: PerClientNumber = None,
+    d: PerClientNumber = None,
+    by_size: bool = True,
+    local: Sgd | None = None,
+) -> Algorithm:
+    """FedVRA-U (Wang et al. 2023, alg. 2): FedVRA on a problem with a private block.
+
+    `objective` None is `PseudoLabels()`; `rate` and `steps` are the private block's; `radius` keeps
+    the model in a ball.
+    """
+    shared = fedvra(lr, gamma=gamma, a=a, d=d, by_size=by_size, local=local)
+    made = two_blocks(shared, objective, rate=rate, steps=steps)
+    return made if radius is None else replace(made, rules=(*made.rules, Ball(radius)))
+
+
+# ----------------------------------------------------------------------------------- features
+def rfedavg(
+    lr: float | None = None,
+    *,
+    strength: float = 1e-4,
+    noise: FeatureNoise | None = None,
+    local: Sgd | None = None,
+) -> Algorithm:
+    """rFedAvg (Wang et al. 2023): needs a task with a feature layer."""
+    return Algorithm((RFedAvg(strength, noise),), local_of(lr, local))
+
+
+def rfedavg_plus(
+    lr: float | None = None,
+    *,
+    strength: float = 1e-4,
+    noise: FeatureNoise | None = None,
+    refresh: Literal["cohort", "all"] = "cohort",
+    local: Sgd | None = None,
+) -> Algorithm:
+    """rFedAvg+ (Wang et al. 2023): needs a task with a feature layer."""
+    kinds: dict[str, type[RFedAvgPlus]] = {"cohort": RFedAvgPlus, "all": RFedAvgPlusAll}
+    if refresh not in kinds:
+        raise unknown_name("refresh", refresh, list(kinds), "rfedavg_plus")
+    return Algorithm((kinds[refresh](strength, noise),), local_of(lr, local))
+
+
+def moon(
+    lr: float | None = None,
+    *,
+    mu: float = 1.0,
+    temperature: float = 0.5,
+    stored: int = 1,
+    pool: Literal["participations", "rounds"] = "participations",
+    local: Sgd | None = None,
+) -> Algorithm:
+    """MOON (Li, He & Song 2021): needs a task with a feature layer.
+
+    `pool` "rounds" keeps the last rounds' models, as the authors' code does.
+    """
+    kinds: dict[str, Callable[..., Rule]] = {"participations": Moon, "rounds": MoonRounds}
+    if pool not in kinds:
+        raise unknown_name("pool", pool, list(kinds), "moon")
+    return Algorithm((kinds[pool](mu, temperature, stored),), local_of(lr, local))
+
+
+# ----------------------------------------------------------------------------------- fairness
+def qfedavg(
+    lr: float | None = None,
+    *,
+    q: float = 1.0,
+    lipschitz: float | None = None,
+    local: Sgd | None = None,
+) -> Algorithm:
+    """q-FedAvg (Li et al. 2020); `lipschitz` None is 1 / lr."""
+    return Algorithm((), local_of(lr, local), QFair(q, lipschitz))
+
+
+def qfedsgd(lr: float | None = None, *, q: float = 1.0, local: Sgd | None = None) -> Algorithm:
+    """q-FedSGD (Li et al. 2020): one local step per round, Work(steps=1, batch=None)."""
+    return Algorithm((), local_of(lr, local), QFair(q, one_step=True))
+
+
+# ----------------------------------------------------------------------------------- momentum
+def slowmo(
+    lr: float | None = None,
+    *,
+    beta: float = 0.5,
+    server_lr: float = 1.0,
+    buffers: Literal["reset", "keep", "average"] = "reset",
+    local: Sgd | None = None,
+) -> Algorithm:
+    """SlowMo (Wang et al. 2020): uniform weights; `buffers` are the local optimizer's."""
+    chosen = local_of(lr, local)
+    kinds: dict[str, tuple[Rule, ...]] = {
+        "reset": (),
+        "keep": (KeepOptimizer(chosen),),
+        "average": (AverageOptimizer(chosen),),
+    }
+    if buffers not in kinds:
+        raise unknown_name("buffers", buffers, list(kinds), "slowmo")
+    return Algorithm(kinds[buffers], chosen, UNIFORM, SlowMo(beta, server_lr))
+
+
+def fedadc(
+    lr: float | None = None,
+    *,
+    beta_local: float = 0.9,
+    beta_global: float = 0.9,
+    server_lr: float = 1.0,
+    form: Literal["heavy_ball", "nesterov"] = "heavy_ball",
+    local: Sgd | None = None,
+) -> Algorithm:
+    """FedADC (Ozfatura et al. 2021): uniform weights."""
+    if form not in ("heavy_ball", "nesterov"):
+        raise unknown_name("form", form, ["heavy_ball", "nesterov"], "fedadc")
+    rule = FedAdc(beta_local, beta_global, server_lr, form == "nesterov")
+    return Algorithm((rule,), local_of(lr, local), UNIFORM)
+
+
+def mime(
+    lr: float | None = None,
+    *,
+    beta: float = 0.9,
+    base: Literal["sgdm", "adam"] = "sgdm",
+    beta2: float = 0.99,
+    eps: float = 1e-3,
+    bias_correction: bool = False,
+    server_lr: float = 1.0,
+    local: Sgd | None = None,
+) -> Algorithm:
+    """Mime (Karimireddy et al. 2021); `beta2`, `eps` and `bias_correction` are Adam's."""
+    rule = Mime(_base(base, beta, beta2, eps, bias_correction))
+    return Algorithm((rule,), local_of(lr, local), server=Step(server_lr))
+
+
+def mimelite(
+    lr: float | None = None,
+    *,
+    beta: float = 0.9,
+    base: Literal["sgdm", "adam"] = "sgdm",
+    beta2: float = 0.99,
+    eps: float = 1e-3,
+    bias_correction: bool = False,
+    server_lr: float = 1.0,
+    local: Sgd | None = None,
+) -> Algorithm:
+    """MimeLite (Karimireddy et al. 2021): as `mime`, without the second exchange."""
+    rule = MimeLite(_base(base, beta, beta2, eps, bias_correction))
+    return Algorithm((rule,), local_of(lr, local), server=Step(server_lr))
+
+
+def _base(name: str, beta: float, beta2: float, eps: float, corrected: bool) -> Ema | EmaAdam:
+    if name not in ("sgdm", "adam"):
+        raise unknown_name("base", name, ["sgdm", "adam"], "mime")
+    return Ema(beta) if name == "sgdm" else EmaAdam(beta, beta2, eps, corrected)
+
+
+def fedamsgrad(
+    lr: float | None = None, *, server_lr: float = 0.01, local: Sgd | None = None, **server: Any
+) -> Algorithm:
+    """FedOpt (Reddi et al. 2021) with AMSGrad; further settings are those of `Adaptive`."""
+    return Algorithm(local=local_of(lr, local), server=Adaptive("amsgrad", server_lr, **server))
+
+
+__all__ = [
+    "adabest",
+    "fedadc",
+    "fedadmm",
+    "fedamsgrad",
+    "feddc",
+    "feddyn",
+    "fedpd",
+    "fedvra",
+    "fedvra_u",
+    "mime",
+    "mimelite",
+    "moon",
+    "qfedavg",
+    "qfedsgd",
+    "rfedavg",
+    "rfedavg_plus",
+    "slowmo",
+    "vrlsgd",
+]

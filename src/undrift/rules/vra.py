@@ -1,0 +1,194 @@
+"""FedVRA: one rule between FedAvg, FedProx, FedNova, FedDyn and SCAFFOLD's local direction.
+
+omega_i is a client's weight among everybody: its share of all examples, or 1 / N.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from undrift.core.rule import Aggregate, ClientInfo, ClientView, Lineup, Rule, ServerView, Sizes
+from undrift.core.task import Vec
+from undrift.core.tree import Tree, record, static
+from undrift.errors import ConfigError
+from undrift.rules.client import mean_after
+
+
+@record
+class PerClient:
+    """One number for every client: a sequence by id, or a function of what the record says of it.
+
+    >>> PerClient((0.1, 0.2)).at(ClientInfo(torch.tensor(1), *torch.ones(4)))
+    tensor(0.2000)
+    """
+
+    values: Sequence[float] | Callable[[ClientInfo], Tensor] = static()
+
+    def __post_init__(self) -> None:
+        if callable(self.values):
+            return
+        values = tuple(float(v) for v in self.values)
+        if not values or not all(math.isfinite(v) and v >= 0 for v in values):
+            raise ConfigError(f"PerClient.values must be numbers of at least 0, got {values}")
+        object.__setattr__(self, "values", values)
+
+    def at(self, client: ClientInfo) -> Tensor:
+        """Give the number of one client, or of several."""
+        if callable(self.values):
+            return self.values(client)
+        size = client.size
+        return torch.tensor(self.values, dtype=size.dtype, device=size.device)[client.id]
+
+
+def per_client(value: Any) -> Any:
+    """Accept a number, a sequence by client id or a function of a ClientInfo."""
+    several = callable(value) or isinstance(value, (list, tuple))
+    return PerClient(value) if several else value
+
+
+def at(value: Any, client: ClientInfo) -> Any:
+    """Give a client's own number where there is one for each."""
+    return value.at(client) if isinstance(value, PerClient) else value
+
+
+def omega(client: ClientInfo, by_size: bool) -> Tensor:
+    """Weigh a client among everybody."""
+    return client.share if by_size else client.share * client.mean_size / client.size
+
+
+@record
+class ShareSum(Aggregate):
+    """The sum of omega_i delta_i: weights of everybody, not taken over the cohort again."""
+
+    by_size: bool = static(default=True)
+
+    def weight(self, view: ClientView) -> Tensor:
+        return omega(view.client, self.by_size)
+
+    def lift(self, delta: Vec, view: ClientView) -> Tree:
+        return self.weight(view) * delta
+
+    def finish(self, total: Tree) -> Vec:
+        update: Vec = total
+        return update
+
+
+def check_duals(rule: FedVra, lineup: Lineup) -> None:
+    """Refuse a cohort for which remark 1, (a + d) eta gamma Q~ <= 1, leaves no positive a_i."""
+    if rule.a is not None:
+        return
+    gamma, a, d = coefficients(rule, lineup.info, lineup.steps, lineup.lr)
+    gamma, eta = (v + 0 * d for v in (gamma, lineup.lr))
+    bad = (~(a > 0) | (gamma * eta > 1)).nonzero().flatten()
+    if len(bad):
+        c = int(bad[0])
+        raise ConfigError(
+            f"FedVra: gamma = {float(gamma[c]):g} and eta = {float(eta[c]):g} with "
+            f"{int(lineup.steps[c])} steps and d = {float(d[c]):g} leave client "
+            f"{int(lineup.info.id[c])} a = {float(a[c]):.3g}, which must be positive: lower gamma, "
+            "eta or the local work, or give a and d"
+        )
+
+
+@record
+class FedVra(Rule):
+    """FedVRA (Wang et al. 2023, alg. 1), before `ShareSum` of the same weights.
+
+    a None is the largest that remark 1 allows, d at most; d None is 1 / Prob(i in cohort).
+    a = gamma = 0 before a mean (d = 1): FedAvg; a = 0: FedProx(gamma); before Nova: FedNova.
+    a = 1, d = N / m, equal weights: FedDyn(gamma).
+    """
+
+    gamma: Any = 0.1
+    a: Any = None
+    d: Any = None
+    by_size: bool = static(default=True)
+    check = check_duals
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
+    def init_client(self, w: Vec, sizes: Sizes) -> Tree:
+        return torch.zeros_like(w)  # lambda_i
+
+    def init_server(self, w: Vec, sizes: Sizes) -> Tree:
+        return torch.zeros_like(w)  # lambda = sum over everybody of omega_i lambda_i
+
+    def resize(self, state: Tree, before: int, after: int, joined: Tree, left: Tree) -> Tree:
+        return mean_after(state, before, after, joined, left)  # exact for equal weights
+
+    def direction(self, g: Vec, view: ClientView) -> Vec:
+        return g - view.mine + at(self.gamma, view.client) * (view.w - view.w0)
+
+    def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
+        gamma, a, d = coefficients(self, view.client, view.steps, view.lr)
+        weight = omega(view.client, self.by_size)
+        return d * delta, view.mine + a * gamma * delta, weight * a * gamma * delta
+
+    def sent(self, upload: Tree) -> Tree:
+        return upload[:1]  # a_i: the rest follows from delta
+
+    def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
+        return with_dual(update, state + view.upload, self.gamma)
+
+
+@record
+class FedVraEach(FedVra):
+    """FedVRA with a gamma for every client: beta is 1 over the population's mean gamma."""
+
+    reads_everyone: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
+    def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
+        moved, state, upload = FedVra.finish(self, delta, view)
+        return at(self.gamma, view.client) * moved, state, upload
+
+    def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
+        dual, weights = state + view.upload, omega(view.everyone, self.by_size)
+        mean = (weights * at(self.gamma, view.everyone)).sum() / weights.sum()
+        return (update + dual) / mean, dual
+
+
+def coefficients(rule: FedVra, client: ClientInfo, steps: Tensor, lr: Any) -> tuple[Any, Any, Any]:
+    """Give gamma_i, a_i and d_i of one client, or of several."""
+    gamma = at(rule.gamma, client)
+    d = 1 / client.probability if rule.d is None else at(rule.d, client) + 0 * steps
+    # gamma lr Q~ = 1 - (1 - gamma lr)^Q, how far Q steps go towards the end
+    reach = 1 - (1 - gamma * lr) ** steps
+    a = torch.minimum(d, 1 / reach - d) if rule.a is None else at(rule.a, client)
+    return gamma, a, d
+
+
+def with_dual(update: Vec, dual: Vec, gamma: Any) -> tuple[Vec, Vec]:
+    """Add beta lambda; beta gamma_i = 1, so the update is scaled already.  gamma = 0: no duals."""
+    return update + dual / (gamma + (gamma == 0)), dual
+
+
+def check_numbers(rule: FedVra) -> None:
+    """Refuse what is no number and no `PerClient`, and duals where gamma = 0 leaves none."""
+    for name in ("gamma", "a", "d"):
+        value = getattr(rule, name)
+        if not (isinstance(value, PerClient | Tensor) or (value is None and name != "gamma")):
+            _check_number(name, value)
+    each = isinstance(rule.gamma, PerClient)
+    if each != isinstance(rule, FedVraEach):
+        raise ConfigError(f"{type(rule).__name__}.gamma: FedVraEach takes PerClient, FedVra one")
+    if each and not callable(rule.gamma.values) and not any(rule.gamma.values):
+        raise ConfigError("FedVraEach.gamma is 0 for every client: use FedVra with gamma = 0")
+    plain = not each and not isinstance(rule.gamma, Tensor)
+    if plain and rule.gamma == 0 and rule.a not in (None, 0):
+        raise ConfigError(f"FedVra.a = {rule.a!r} without gamma has nothing to act on: give a = 0")
+
+
+def _check_number(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigError(f"FedVra.{name} must be a number or PerClient(...), got {value!r}")
+    if not (math.isfinite(value) and value >= 0):
+        raise ConfigError(f"FedVra.{name} = {value!r} is outside [0, inf)")

@@ -1,0 +1,85 @@
+"""Every rule and aggregate keeps the promises that engines rely on."""
+
+import pytest
+
+import undrift as fl
+from undrift.rules import compat
+from undrift.testing import check_aggregate, check_rule
+
+
+def by_mean_size(client):
+    return 0.1 * client.mean_size / client.size
+
+
+RULES = [
+    fl.FedDyn(0.1),
+    fl.FedDyn(0.1, by_size=True),
+    fl.FedAdmm(0.1),
+    fl.FedDc(0.1),
+    fl.AdaBest(),
+    fl.AdaBest(unbalanced=True, patience=2),
+    fl.FedVra(),
+    fl.FedVra(0.2, 0.5, 1.0, by_size=False),
+    fl.FedVraEach(fl.PerClient(by_mean_size), a=1.0),
+    fl.Moon(),
+    fl.Moon(stored=2),
+    fl.RFedAvg(0.1),
+    fl.RFedAvgPlus(0.1),
+    fl.RFedAvgPlus(0.1, include_self=True),
+    fl.RFedAvgPlusAll(0.1),
+    fl.MimeLite(),
+    fl.Mime(),
+    fl.MimeLite(fl.EmaAdam()),
+    fl.Mime(fl.EmaAdam(bias_correction=True)),
+    fl.SlowMo(),
+    fl.FedAdc(),
+    fl.FedAdc(nesterov=True),
+    fl.MomentumMix(),
+    fl.MomentumAdd(),
+    fl.TwoBlocks(fl.PseudoLabels(classes=3, every=2)),
+    fl.TwoBlocks(fl.Clusters(groups=3)),
+    fl.Ball(0.5),
+    fl.Adaptive("amsgrad"),
+]
+OTHERS = [
+    compat.ScaffoldBaseLr(),
+    compat.ScaffoldPostStep(),
+    compat.ScaffoldUnbalanced(),
+    compat.FedDynUnclipped(0.1),
+    compat.FedDynUnclipped(0.1, by_size=True, half_pull=True),
+    compat.FedAdmmRestart(),
+    compat.AdaBestPrinted(),
+    compat.AdaBestFedsim(unbalanced=True),
+    compat.RFedAvgPlusAtStart(0.1),
+    compat.RFedAvgPlusAtStart(0.1, batch=2),
+    compat.MoonRounds(),
+]
+AGGREGATES = [
+    fl.QFair(),
+    fl.QFair(q=2.0, lipschitz=5.0),
+    fl.ShareSum(),
+    fl.ShareSum(by_size=False),
+    compat.NovaBySteps(),
+    compat.NovaHarmonic(),
+    compat.QFairFree(),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda part: type(part).__name__)
+def test_rules(rule):
+    check_rule(rule)
+
+
+@pytest.mark.parametrize("rule", OTHERS, ids=lambda part: type(part).__name__)
+def test_other_peoples_rules(rule):
+    check_rule(rule, rounds=2)
+
+
+@pytest.mark.parametrize("rule", [fl.VrlSgd(), fl.FedPd(0.1)], ids=lambda part: type(part).__name__)
+def test_rules_for_everybody(rule):
+    check_rule(rule, sampler=fl.Everyone())
+
+
+@pytest.mark.parametrize("aggregate", AGGREGATES, ids=lambda part: type(part).__name__)
+def test_aggregates(aggregate):
+    check_aggregate(aggregate)

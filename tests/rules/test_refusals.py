@@ -1,0 +1,155 @@
+"""What does not go together is refused when it is built, with the reason."""
+
+import pytest
+import torch
+from torch import nn
+
+import undrift as fl
+from undrift.errors import ConfigError
+from undrift.rules import compat
+from undrift.testing import tiny_world
+
+
+def trainer(algorithm: fl.Algorithm, **options) -> fl.Trainer:
+    world = tiny_world()
+    made = {"work": world.work, "sampler": world.sampler, **options}
+    return fl.Trainer(world.task, world.federation, algorithm, **made)
+
+
+def refused(why: str):
+    return pytest.raises(ConfigError, match=why)
+
+
+@pytest.mark.parametrize("algorithm", [fl.vrlsgd(), fl.fedpd()])
+@pytest.mark.parametrize("sampler", [fl.Uniform(count=3), fl.Bernoulli(0.9), fl.Sequential(5)])
+def test_only_with_everybody(algorithm, sampler):
+    with refused("everybody takes part"):
+        trainer(algorithm, sampler=sampler)
+    trainer(algorithm, sampler=fl.Everyone()).round()
+
+
+def test_everybody_is_looked_at_in_every_round():
+    """Explicit lists may leave somebody out later; the round is refused, nothing has changed."""
+    cohorts = fl.Explicit([list(range(6)), [0, 1, 2, 3, 4], list(range(6))])
+    run = trainer(fl.vrlsgd(), sampler=cohorts)
+    run.round()
+    before = run.server.w.clone()
+    with refused("everybody takes part"):
+        run.round()
+    assert run.rounds_done == 1 and torch.equal(run.server.w, before)
+
+
+def test_everybody_means_those_who_are_enrolled():
+    run = trainer(fl.fedpd(), sampler=fl.Everyone())
+    run.leave([5])
+    run.round()
+    assert len(run.round().ids) == 5
+
+
+def test_a_gamma_that_leaves_no_dual_step():
+    """d = 6 / 4; gamma eta Q~ = 1 - (1 - gamma eta)^Q must stay below 1 / d."""
+    with refused(r"gamma = 5 and eta = 0.1 with \d+ steps and d = 1.5 leave client \d+ a = "):
+        trainer(fl.fedvra(0.1, gamma=5.0))
+    trainer(fl.fedvra(0.1, gamma=5.0, a=0.1, d=1.0)).round()
+    trainer(fl.fedvra(0.1, gamma=5.0), sampler=fl.Everyone()).round()
+    with refused("gamma = 20 and eta = 0.1"):
+        trainer(fl.fedvra(0.1, gamma=20.0), sampler=fl.Everyone())
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"gamma": -0.1}, "gamma = -0.1 is outside"),
+        ({"a": -1.0}, "a = -1.0 is outside"),
+        ({"d": float("nan")}, "d = nan is outside"),
+        ({"gamma": 0.0, "a": 1.0}, "without gamma has nothing to act on"),
+        ({"gamma": [0.0, 0.0]}, "0 for every client"),
+        ({"gamma": [0.1, -0.1]}, "at least 0"),
+        ({"gamma": "much"}, "must be a number"),
+        ({"d": "cohrt"}, "Did you mean 'cohort'"),
+    ],
+)
+def test_numbers_of_fedvra(settings, why):
+    with refused(why):
+        fl.fedvra(0.1, **settings)
+
+
+@pytest.mark.parametrize("algorithm", [fl.rfedavg(), fl.rfedavg_plus(), fl.moon()])
+def test_features_need_a_layer(algorithm):
+    world = tiny_world()
+    task = fl.Task(nn.Linear(4, 3), dtype=torch.float64)
+    with refused("names no feature layer"):
+        fl.Trainer(task, world.federation, algorithm)
+    for rule in (compat.MoonRounds(), compat.RFedAvgPlusAtStart()):
+        with refused("names no feature layer"):
+            fl.Trainer(task, world.federation, fl.Algorithm((rule,)))
+
+
+@pytest.mark.parametrize("local", [fl.RmsProp(), fl.AdamW()])
+@pytest.mark.parametrize(
+    "build", [fl.vrlsgd, fl.feddc, lambda local: fl.comfed(local=local, local_momentum="fedadc")]
+)
+def test_a_mean_gradient_needs_a_linear_local_optimizer(build, local):
+    with refused(f"which {type(local).__name__} does not have"):
+        build(local=local)
+
+
+def test_clipping_has_no_exact_length():
+    with refused("MomentumAdd needs .* exactly, which clipping at 1.0 destroys"):
+        fl.comfed(local=fl.Sgd(clip=1.0), local_momentum="fedadc")
+    with refused("NovaBySteps needs"):
+        fl.Algorithm((), fl.Sgd(clip=1.0), compat.NovaBySteps())
+    fl.comfed(local=fl.Sgd(clip=1.0), local_momentum="mimelite")
+
+
+@pytest.mark.parametrize("build", [fl.mime, fl.mimelite])
+def test_a_direction_that_is_not_linear_has_no_length(build):
+    adam = build(base="adam")
+    for other in ({"aggregate": fl.Nova()}, {"rules": (*adam.rules, fl.Scaffold())}):
+        with refused("bends the gradient"):
+            fl.Algorithm(**{"rules": adam.rules, "local": adam.local, **other})
+
+
+def test_q_fedsgd_takes_one_step():
+    with refused(r"takes one local step, but a client takes \d+"):
+        trainer(fl.qfedsgd())
+    trainer(fl.qfedsgd(), work=fl.Work(steps=1, batch=None)).round()
+
+
+@pytest.mark.parametrize(
+    ("build", "settings", "why"),
+    [
+        (fl.fedadc, {"form": "nesterow"}, "Did you mean 'nesterov'"),
+        (fl.mime, {"base": "adm"}, "Did you mean 'adam'"),
+        (fl.moon, {"pool": "round"}, "Did you mean 'rounds'"),
+        (fl.moon, {"stored": 0}, "stored = 0 must be a whole number of at least 1"),
+        (fl.moon, {"stored": 1.5, "pool": "rounds"}, "MoonRounds.stored = 1.5"),
+        (fl.adabest, {"patience": 0}, "patience = 0.0 is outside"),
+        (fl.two_blocks, {"algorithm": fl.fedavg(), "steps": -1}, "TwoBlocks.steps = -1"),
+        (fl.PseudoLabels, {"every": 0}, "PseudoLabels.every = 0"),
+        (fl.Clusters, {"groups": 1}, "Clusters.groups = 1"),
+        (fl.rfedavg_plus, {"refresh": "al"}, "Did you mean 'all'"),
+        (fl.slowmo, {"buffers": "kept"}, "Did you mean 'keep'"),
+        (fl.comfed, {"local_momentum": "mime"}, "Did you mean 'mimelite'"),
+        (fl.scaffold, {"correction": "poststep"}, "Did you mean"),
+        (fl.scaffold, {"correction": "post_step", "option": "I"}, "option II"),
+        (fl.feddyn, {"alpha": -1.0}, "outside"),
+        (fl.fedpd, {"rho": 0.0}, "outside"),
+        (fl.adabest, {"beta": 1.5}, "outside"),
+        (fl.feddyn, {"lr": 0.1, "local": fl.Sgd()}, "give the learning rate once"),
+    ],
+)
+def test_settings(build, settings, why):
+    with refused(why):
+        build(**settings)
+
+
+def test_a_private_block_as_wide_as_the_output():
+    with refused("PseudoLabels.classes = 10, but the module gives"):
+        trainer(fl.fedvra_u(0.1)).round()
+
+
+def test_a_kept_optimizer_state_belongs_to_the_optimizer():
+    wrong = fl.Algorithm((compat.KeepOptimizer(fl.AdamW()),), fl.HeavyBall())
+    with refused("must be the algorithm's local optimizer"):
+        trainer(wrong).round()

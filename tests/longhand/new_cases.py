@@ -1,17 +1,10 @@
-"""What to compare with the long-hand loops, as data: names, settings, and the loop to hold against.
-
-A case may allow several readings where the specification is silent: the first is ours.
-`settings` may list several spellings: the first that the function takes counts.
-"""
+"""What to compare with the long-hand loops, as data: names, settings, and the loop."""
 
 import dataclasses
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from .adaptive import fedamsgrad
 from .cases import ALL, CLIPPED, HEAVY, NESTEROV, SGD, SIZES, SOME
@@ -24,17 +17,6 @@ from .fedvra import fedvra
 from .local import Local, Trajectory
 from .mime import Adam, SGDm, mime
 from .momentum import comfed_momentum, fedadc, slowmo
-from .two_blocks import (
-    Average,
-    Dyn,
-    Method,
-    Objective,
-    Scaffold,
-    Vra,
-    cluster_world,
-    pseudo_label_world,
-)
-from .worlds import Array, World
 
 Loop = Callable[..., Trajectory]
 Settings = dict[str, Any]
@@ -51,8 +33,8 @@ class Case:
     """`batches`: unequal (2 epochs of batches of 6, K_i = 4 .. 8), equal (5 steps), one (full)."""
 
     function: str
-    settings: tuple[Settings, ...]
-    readings: dict[str, Loop]
+    settings: Settings
+    loop: Loop
     local: Local = SGD
     rounds: list[list[int]] = dataclasses.field(default_factory=lambda: SOME5)
     batches: str = "unequal"
@@ -63,8 +45,7 @@ class Case:
 
 
 def one(function: str, loop: Loop, settings: Settings, local: Local = SGD, **more: Any) -> Case:
-    """Make a case with one reading and one spelling."""
-    return Case(function, (settings,), {"the specification": loop}, local, **more)
+    return Case(function, settings, loop, local, **more)
 
 
 def dual_cases() -> dict[str, Case]:
@@ -75,9 +56,7 @@ def dual_cases() -> dict[str, Case]:
         cases[f"adabest-{name}"] = one("adabest", partial(adabest, **both), both, local)
         loop = partial(fedadmm, rho=0.3, eta_g=0.5)
         cases[f"fedadmm-{name}"] = one("fedadmm", loop, {"rho": 0.3, "server_lr": 0.5}, local)
-        loop = partial(feddc, alpha=0.1)
-        readings = {"||a_i||_1 eta": loop, "K_i eta": partial(loop, divisor="steps")}
-        cases[f"feddc-{name}"] = Case("feddc", ({"alpha": 0.1},), readings, local)
+        cases[f"feddc-{name}"] = one("feddc", partial(feddc, alpha=0.1), {"alpha": 0.1}, local)
     loop = partial(feddyn, alpha=0.2, by_size=True)
     cases["feddyn-by-size"] = one("feddyn", loop, {"alpha": 0.2, "by_size": True})
     cases["feddyn-defaults"] = one("feddyn", feddyn, {})
@@ -91,30 +70,21 @@ def dual_cases() -> dict[str, Case]:
     cases["vrlsgd"] = one("vrlsgd", vrlsgd, {}, rounds=ALL5, batches="equal")
     cases["vrlsgd-heavy"] = one("vrlsgd", vrlsgd, {}, HEAVY, rounds=ALL5, batches="equal")
     for rho in (0.3, 2.0):
-        loop = partial(fedpd, rho=rho)
-        readings = {"y starts at x0": loop, "y starts at the own y": partial(loop, start="own")}
-        cases[f"fedpd-{rho}"] = Case("fedpd", ({"rho": rho},), readings, rounds=ALL5)
+        cases[f"fedpd-{rho}"] = one("fedpd", partial(fedpd, rho=rho), {"rho": rho}, rounds=ALL5)
     return cases
 
 
 def plateau_case() -> Case:
     """Beta falls after every round in which ||h|| did not."""
 
-    def loop(*world: Any, one_more: bool = False, watch: bool = False, **more: Any) -> Trajectory:
-        return adabest(*world, plateau=Plateau(2, one_more=one_more, watch=watch), **more)
+    def loop(*world: Any, **more: Any) -> Trajectory:
+        return adabest(*world, plateau=Plateau(2), **more)
 
-    readings = {
-        "patience rounds without": loop,
-        "patience + 1 rounds": partial(loop, one_more=True),
-        "watching while it cools": partial(loop, watch=True),
-        "both": partial(loop, one_more=True, watch=True),
-    }
-    settings = ({"patience": 2}, {"plateau": 2})
-    return Case("adabest", settings, readings, dataclasses.replace(SGD, lr=0.02), rounds=ALL * 2)
+    slow = dataclasses.replace(SGD, lr=0.02)
+    return one("adabest", loop, {"patience": 2}, slow, rounds=ALL * 2)
 
 
 def fedvra_cases() -> dict[str, Case]:
-    uniform = ({"by_size": False}, {"omega": "uniform"})
     gammas = [0.1, 0.3, 0.2, 0.05, 0.5, 0.4]
     a, d = [1.0, 0.5, 1.5, 1.0, 0.7, 0.2], [2.0, 1.0, 3.0, 2.0, 1.5, 2.5]
     numbers = {"gamma": 0.3, "a": 1.2, "d": 2.0}
@@ -134,9 +104,8 @@ def fedvra_cases() -> dict[str, Case]:
         ),
         "fedvra-by-client": one("fedvra", partial(fedvra, **by_client), by_client),
     }
-    loop = {"the specification": partial(fedvra, omega="uniform", **numbers)}
-    spellings = tuple({**numbers, **word} for word in uniform)
-    cases["fedvra-uniform"] = Case("fedvra", spellings, loop)
+    loop = partial(fedvra, omega="uniform", **numbers)
+    cases["fedvra-uniform"] = one("fedvra", loop, {**numbers, "by_size": False})
     zero = {"gamma": 0.0, "a": 0.0, "d": 2.0}
     cases["fedvra-gamma-0"] = one("fedvra", partial(fedvra, **zero), zero)
     return cases
@@ -171,9 +140,7 @@ def fair_cases() -> dict[str, Case]:
         )
     both = {"q": 0.5, "lipschitz": 4.0}
     cases["qfedavg-lipschitz"] = one("qfedavg", partial(qfedavg, **both), both, HEAVY)
-    loop = partial(qfedavg, q=1.0)
-    readings = {"F_i without decay": loop, "F_i with decay": partial(loop, decayed=True)}
-    cases["qfedavg-decay"] = Case("qfedavg", ({"q": 1.0},), readings, CLIPPED)
+    cases["qfedavg-decay"] = one("qfedavg", partial(qfedavg, q=1.0), {"q": 1.0}, CLIPPED)
     return cases
 
 
@@ -182,17 +149,13 @@ def mime_cases() -> dict[str, Case]:
     for name, lite in {"mime": False, "mimelite": True}.items():
         for beta in (0.9, 0.5):
             loop = _mime(lambda beta=beta: SGDm(beta), lite)
-            readings = {"decay inside": loop, "decay outside": partial(loop, decay="outside")}
-            cases[f"{name}-{beta}"] = Case(name, ({"beta": beta},), readings)
+            cases[f"{name}-{beta}"] = one(name, loop, {"beta": beta})
             cases[f"{name}-{beta}-plain"] = one(name, loop, {"beta": beta}, PLAIN)
         for corrected in (False, True):
             loop = _mime(lambda corrected=corrected: Adam(0.8, 0.95, 1e-2, corrected), lite)
-            settings = {"base": "adam", "beta2": 0.95, "eps": 1e-2}
-            if corrected:
-                settings["bias_correction"] = True
-            spellings = ({"beta": 0.8, **settings}, {"beta1": 0.8, **settings})
-            readings = {"decay inside": loop, "decay outside": partial(loop, decay="outside")}
-            cases[f"{name}-adam-{corrected}"] = Case(name, spellings, readings)
+            settings = {"base": "adam", "beta": 0.8, "beta2": 0.95, "eps": 1e-2}
+            settings |= {"bias_correction": corrected}
+            cases[f"{name}-adam-{corrected}"] = one(name, loop, settings)
     return cases
 
 
@@ -228,7 +191,6 @@ def momentum_cases() -> dict[str, Case]:
 
 
 def comfed_cases() -> dict[str, Case]:
-    """Equal K, one learning rate, b = b1: there what the specification leaves open is no matter."""
     cases = {}
     for style in ("mimelite", "fedadc"):
         cells = [(client, server) for client in CLIENTS for server in ("sgd", "yogi")]
@@ -248,20 +210,12 @@ def _comfed(client: str, server: str, style: str, local: Local, batches: str) ->
     settings = {**cell, "local_momentum": style, "b": 0.9}
     if server != "sgd":
         settings |= {"tau": 1e-3}
-    loop = partial(comfed_momentum, style=style, b=0.9, mu=0.005, **cell)
-    unsettled = {
-        "decay": ("inside", "outside") if style == "mimelite" else ("inside",),
-        "sent": ("last", "now") if batches == "unequal" else ("last",),
-        "weights": ("size", "uniform") if batches == "unequal" else ("size",),
-        "cancel": ("now", "sent") if (style, batches) == ("fedadc", "unequal") else ("now",),
-        "rate": ("now",) if local.lr_decay == 1.0 else ("now", "last"),
-        "pulled": ("scaled", "whole") if (style, client) == ("mimelite", "prox") else ("scaled",),
-    }
-    readings = {}
-    for choice in itertools.product(*unsettled.values()):
-        words = dict(zip(unsettled, choice, strict=True))
-        readings[", ".join(f"{n} {v}" for n, v in words.items())] = partial(loop, **words)
-    return Case("comfed", (settings,), readings, local, batches=batches)
+    # M was formed with the last round's learning rate; FedProx's pull shortens ||a_i||_1 wholly
+    rate = "now" if local.lr_decay == 1.0 else "last"
+    pulled = "whole" if style == "mimelite" else "scaled"
+    choices = {"rate": rate, "pulled": pulled, "mu": 0.005}
+    loop = partial(comfed_momentum, style=style, b=0.9, **choices, **cell)
+    return one("comfed", loop, settings, local, batches=batches)
 
 
 CASES = (
@@ -273,48 +227,3 @@ CASES = (
     | momentum_cases()
     | comfed_cases()
 )
-
-# ---- two blocks ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TwoBlockCase:
-    """Labels of -1 are unlabelled; `settings` are the spec's letters, still to be spelt."""
-
-    settings: Settings
-    made: Callable[[], tuple[World, Objective]]
-    method: Callable[[], Method]
-    steps_z: int = 5
-    eta_z: float = 1.0
-    z_scales: tuple[str, ...] = ("mean", "row")
-    project: Callable[[Array], Array] | None = None
-    local: Local = SGD
-
-
-def two_block_cases() -> dict[str, TwoBlockCase]:
-    labels = partial(pseudo_label_world, 2, SIZES)
-    clusters = partial(cluster_world, 3, SIZES, 3, 2)
-    # small steps: no z reaches 0, where the entropy has no derivative and a floor would matter
-    mild = {"eta_z": 0.02, "steps_z": 4}
-    vra = {"gamma": 0.3, "a": 1.2, "d": 2.0}
-    box = {"project": lambda w: np.clip(w, -1.5, 1.5)}
-    return {
-        "labels-vra": TwoBlockCase(vra, labels, partial(Vra, **vra), **mild),
-        "labels-vra-heavy": TwoBlockCase(vra, labels, partial(Vra, **vra), local=HEAVY, **mild),
-        "labels-fedavg": TwoBlockCase({}, labels, Average, **mild),
-        "labels-fedprox": TwoBlockCase({"mu": 0.4}, labels, partial(Average, 0.4), **mild),
-        "labels-scaffold": TwoBlockCase({}, labels, Scaffold, **mild),
-        "labels-feddyn": TwoBlockCase({"alpha": 0.2}, labels, partial(Dyn, 0.2), **mild),
-        "clusters-vra": TwoBlockCase(vra, clusters, partial(Vra, **vra)),
-        "clusters-vra-box": TwoBlockCase(vra, clusters, partial(Vra, **vra), **box),
-    }
-
-
-TWO_BLOCKS = two_block_cases()
-
-# Set by whoever joins: (label, case, world) -> fl.Trainer over SOME5 with epochs of batches of 6
-JOIN_TWO_BLOCKS: Callable[[str, TwoBlockCase, World], Any] | None = None
-
-# undrift's state name -> (the long-hand name, sign), by case; `find_states` suggests entries
-SERVER_STATES: dict[str, dict[str, tuple[str, int]]] = {}
-CLIENT_STATES: dict[str, dict[str, tuple[str, int]]] = {}

@@ -98,7 +98,7 @@ def test_local_training_matches_torch(name, optimizer, clip):
         gradient = torch.cat([p.grad.ravel() for p in net.parameters()])
         gradient = gradient + 0.3 * (here - start) + add
         if clip is not None:
-            gradient = gradient * min(1.0, clip / float(gradient.norm()))
+            gradient = gradient * min(1.0, clip / (float(gradient.norm()) + 1e-6))
         at = 0
         for p in net.parameters():
             p.grad = gradient[at : at + p.numel()].view_as(p).clone()

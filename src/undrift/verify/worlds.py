@@ -24,6 +24,7 @@ class Setting(NamedTuple):
     equal_steps: bool = True
     full_batch: bool = False
     steps: int = 4
+    pooled: bool = False  # one client holds everything
 
     @property
     def work(self) -> LocalWork:
@@ -45,6 +46,9 @@ def trainer(algorithm: Algorithm, setting: Setting, engine: str = "vectorised") 
         shift = torch.randn(4, generator=draw, dtype=torch.float64)
         x = torch.randn(size, 4, generator=draw, dtype=torch.float64) + shift
         clients.append((x, torch.randint(0, 3, (size,), generator=draw)))
+    if setting.pooled:
+        xs, ys = zip(*clients, strict=True)
+        clients = [(torch.cat(xs), torch.cat(ys))]
     return Trainer(
         tiny_task(),
         Federation.of(clients),
@@ -109,7 +113,9 @@ def quadratics(clients: int = 6, dim: int = 4) -> Quadratics:
     )
 
 
-def distance(algorithm: Algorithm, rounds: int, sampler: Sampler | None = None) -> float:
+def distance(
+    algorithm: Algorithm, rounds: int, sampler: Sampler | None = None, steps: int = 5
+) -> float:
     """Train 5 full-batch steps a round on the quadratics: how far from the optimum it ends."""
     made = quadratics()
     runner = Trainer(

@@ -95,6 +95,21 @@ class Roster:
         order = torch.zeros(len(names), 0, 0, dtype=torch.int64, device=self.federation.device)
         return Assignment(clients, info, order, torch.zeros_like(clients), sizes, self.seeds.run)
 
+    def longest(self) -> Assignment | None:
+        """List who may be sampled at all, each with the most steps it may ever take.
+
+        None where somebody else's sampler or work does not tell.
+        """
+        if not (hasattr(self.sampler, "probability") and hasattr(self.work, "most_steps")):
+            return None
+        who, available = self.lookers(0), self.federation.available(0)
+        population = Population.of(available[self.enrolled].numpy(), self.enrolled)
+        chances = dict(zip(population.ids, self.sampler.probability(population), strict=True))
+        asked = torch.tensor([chances[i] > 0 for i in who.ids])
+        info = self._info(who.clients, who.sizes, [chances[i] for i in who.ids], available)
+        steps = self.work.most_steps(self.federation.sizes[who.clients].cpu())
+        return who._replace(info=info, steps=steps).part(asked.nonzero().flatten())
+
     def _info(
         self, clients: Tensor, sizes: Tensor, chances: list[float], available: Tensor
     ) -> ClientInfo:

@@ -124,6 +124,8 @@ class Trainer:
         # what cannot be sampled or planned shows now
         first = self.roster.cohort(0) if enrolled is None else None
         self.engine.check(algorithm, start, self.roster.lookers(0), first)
+        if enrolled is None and any(overrides(p, "check") for p in algorithm.everything):
+            self.engine.admit(algorithm, start, self.roster.longest())
         self._described = {"engine": engine, "state": state}
 
     @property

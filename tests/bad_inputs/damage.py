@@ -101,7 +101,7 @@ DAMAGE_CASES = [
     damaged(
         "half an experiment.toml",
         changed("experiment.toml", half),
-        r"restore .*experiment\.toml",
+        r"restore .*experiment\.toml|experiment\.toml: .*restore",  # where the cut falls
     ),
     damaged(
         "an empty experiment.toml",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from undrift import Algorithm, Prox, Sgd, fedyogi, number, record, stack, static, unstack
+from undrift import Algorithm, HeavyBall, Prox, Sgd, fedyogi, number, record, stack, static, unstack
 from undrift.core import tree
 from undrift.errors import ConfigError
 
@@ -106,7 +106,8 @@ def test_leaves_have_names():
     assert list(tree.named_leaves(state)) == ["c", "more.0.m", "more.0.v"]
     assert tree.named_leaves(Algorithm((Prox(0.3),)))["rules.0.mu"] == 0.3
     assert list(tree.named_leaves(torch.zeros(1))) == [""]
-    assert tree.named_leaves(Sgd()).keys() == {"lr", "weight_decay"}  # clip is None: no leaf
+    plain = {"lr", "weight_decay", "clip_eps"}  # clip is None: no leaf
+    assert tree.named_leaves(Sgd()).keys() == plain
 
 
 def test_leaves_go_back_into_their_structure():
@@ -140,3 +141,39 @@ def test_map_keeps_the_kind_of_tree():
     doubled = tree.tree_map(lambda v: v * 2, Moments(torch.ones(1), torch.ones(1)))
     assert isinstance(doubled, Moments)
     assert tree.tree_map(lambda v: v * 2, Pair(0.5)).a == 1.0
+
+
+@record
+class Ordered:
+    low: float = 0.0
+    high: float = 1.0
+
+    def __post_init__(self):
+        if self.low > self.high:
+            raise ConfigError(f"{type(self).__name__}: {self.low} is above {self.high}")
+
+
+@record
+class Named(Ordered):
+    name: str = static(default="x", choices=("x", "y"))
+
+
+@record
+class Positive(Ordered):
+    def __post_init__(self):
+        super().__post_init__()
+        if self.low <= 0:
+            raise ConfigError("not positive")
+
+
+def test_a_records_own_check_holds_for_its_subclasses():
+    with pytest.raises(ConfigError, match=r"Named: 2\.0 is above 1\.0"):
+        Named(low=2.0)
+    with pytest.raises(ConfigError, match="no name named 'z'"):
+        Named(name="z")
+    with pytest.raises(ConfigError, match=r"Positive: 2\.0 is above 1\.0"):
+        Positive(low=2.0)
+    with pytest.raises(ConfigError, match="not positive"):
+        Positive()
+    with pytest.raises(ConfigError, match=r"HeavyBall\.schedule must be a schedule"):
+        HeavyBall(schedule=0.9)

@@ -4,8 +4,14 @@ import dataclasses
 
 import numpy as np
 
-from .local import Local
-from .worlds import mlp_world, quadratic_world, regression_world, sample_participants, softmax_world
+from undrift.verify.longhand.local import Local
+from undrift.verify.longhand.worlds import (
+    mlp_world,
+    quadratic_world,
+    regression_world,
+    sample_participants,
+    softmax_world,
+)
 
 SIZES = [7, 12, 20, 9, 15, 11]  # 6 clients; with batches of 4 and 2 epochs K_i = 4 .. 10
 ALL = [list(range(6))] * 6

@@ -1,7 +1,8 @@
 import pytest
 
+from undrift.verify.longhand.worlds import World
+
 from .cases import WORLDS
-from .worlds import World
 
 
 @pytest.fixture(params=["softmax", "mlp", "regression"])

@@ -11,13 +11,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from .averaging import fedavg, fednova, fedprox
+from undrift.verify.longhand.averaging import fedavg, fednova, fedprox
+from undrift.verify.longhand.comfed import CLIENTS, SERVERS, comfed
+from undrift.verify.longhand.control import scaffold
+from undrift.verify.longhand.local import impulse_norm
+from undrift.verify.longhand.servers import fedavgm, fedopt
+from undrift.verify.longhand.worlds import World, epoch_batches, step_batches
+
 from .cases import ADAMW, ALL, HEAVY, RMSPROP, SGD, SOME, above, below, gap
-from .comfed import CLIENTS, SERVERS, comfed
-from .control import scaffold
-from .local import impulse_norm
-from .servers import fedavgm, fedopt
-from .worlds import World, epoch_batches, step_batches
 
 ADAPT = {"eta_g": 0.05, "b1": 0.9, "b2": 0.99, "tau": 1e-3}
 

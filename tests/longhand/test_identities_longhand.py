@@ -19,16 +19,17 @@ of a test together (`pytest -s` prints every value); "differ" is the smallest di
 import numpy as np
 import pytest
 
-from .adaptive import fedamsgrad
-from .averaging import fedavg, fednova, fedprox
+from undrift.verify.longhand.adaptive import fedamsgrad
+from undrift.verify.longhand.averaging import fedavg, fednova, fedprox
+from undrift.verify.longhand.control import scaffold
+from undrift.verify.longhand.duals import adabest, fedadmm, feddc, feddyn, fedpd, vrlsgd
+from undrift.verify.longhand.fair import qfedavg, qfedsgd
+from undrift.verify.longhand.fedvra import effective_steps, fedvra
+from undrift.verify.longhand.local import Local
+from undrift.verify.longhand.servers import fedavgm, fedopt
+from undrift.verify.longhand.worlds import World, epoch_batches, quadratic_world, step_batches
+
 from .cases import ALL, CLIPPED, HEAVY, LINEAR, SGD, SIZES, SOME, WORLDS, above, below, gap
-from .control import scaffold
-from .duals import adabest, fedadmm, feddc, feddyn, fedpd, vrlsgd
-from .fair import qfedavg, qfedsgd
-from .fedvra import effective_steps, fedvra
-from .local import Local
-from .servers import fedavgm, fedopt
-from .worlds import World, epoch_batches, quadratic_world, step_batches
 
 N, M = len(SIZES), len(SOME[0])
 CHANCES = [M / N] * N

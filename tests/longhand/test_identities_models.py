@@ -16,11 +16,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from .averaging import fedavg
-from .cases import ALL, CLIPPED, HEAVY, LINEAR, SGD, SIZES, SOME, WORLDS, above, below, gap
-from .comfed import CLIENTS, SERVERS, comfed
-from .contrast import contrast_to_z, contrast_value, moon
-from .features import (
+from undrift.verify.longhand.averaging import fedavg
+from undrift.verify.longhand.comfed import CLIENTS, SERVERS, comfed
+from undrift.verify.longhand.contrast import contrast_to_z, contrast_value, moon
+from undrift.verify.longhand.features import (
     Net,
     centred_gradient,
     centred_value,
@@ -30,13 +29,15 @@ from .features import (
     rfedavg,
     rfedavg_plus,
 )
-from .local import Local
-from .mime import Adam, SGDm, mime
-from .momentum import comfed_momentum, fedadc, slowmo
-from .servers import fedavgm
-from .servers import slowmo as first_slowmo
-from .steps import slopes
-from .worlds import World, epoch_batches, step_batches
+from undrift.verify.longhand.local import Local
+from undrift.verify.longhand.mime import Adam, SGDm, mime
+from undrift.verify.longhand.momentum import comfed_momentum, fedadc, slowmo
+from undrift.verify.longhand.servers import fedavgm
+from undrift.verify.longhand.servers import slowmo as first_slowmo
+from undrift.verify.longhand.steps import slopes
+from undrift.verify.longhand.worlds import World, epoch_batches, step_batches
+
+from .cases import ALL, CLIPPED, HEAVY, LINEAR, SGD, SIZES, SOME, WORLDS, above, below, gap
 
 N = len(SIZES)
 ADAPT = {"eta_g": 0.05, "b1": 0.9, "b2": 0.99, "tau": 1e-3}

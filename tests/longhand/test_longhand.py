@@ -18,12 +18,19 @@ prints every value). Limits are the spec's; "differ" is the smallest difference 
 import numpy as np
 import pytest
 
-from .averaging import fedavg, fednova, fedprox
+from undrift.verify.longhand.averaging import fedavg, fednova, fedprox
+from undrift.verify.longhand.control import scaffold, scaffold_m
+from undrift.verify.longhand.local import Local
+from undrift.verify.longhand.servers import fedavgm, fedopt, slowmo
+from undrift.verify.longhand.worlds import (
+    World,
+    epoch_batches,
+    quadratic_world,
+    sample_participants,
+    step_batches,
+)
+
 from .cases import ADAMW, ALL, CLIPPED, HEAVY, LINEAR, RMSPROP, SGD, SIZES, SOME, above, below, gap
-from .control import scaffold, scaffold_m
-from .local import Local
-from .servers import fedavgm, fedopt, slowmo
-from .worlds import World, epoch_batches, quadratic_world, sample_participants, step_batches
 
 # ---- FedProx, FedNova ----------------------------------------------------------------------------
 

@@ -10,10 +10,10 @@ import pytest
 import undrift as fl
 import undrift.rules
 from proofs.bridge import Run, local_of, task_of
+from undrift.verify.longhand.worlds import World, epoch_batches, step_batches
 
 from .cases import WORLDS
 from .new_cases import CASES, Case
-from .worlds import World, epoch_batches, step_batches
 
 KINDS = ("softmax", "mlp", "regression")
 
@@ -65,14 +65,10 @@ def distance(case: Case, ours, theirs) -> float:
     pairs = list(zip(ours.x, theirs.x, strict=True))
     for own, (other, sign) in SERVER_STATES.get(case.function, {}).items():
         states = zip(ours.server, theirs.server_states, strict=True)
-        pairs += [
-            (sign * mine[name], their[other]) for mine, their in states for name in at(mine, own)
-        ]
+        pairs += [(sign * at(mine, own), their[other]) for mine, their in states]
     for own, other in CLIENT_STATES.get(case.function, {}).items():
         for rows, their in zip(ours.clients, theirs.client_states, strict=True):
-            pairs += [
-                (mine[n], their[i][other]) for i, mine in enumerate(rows) for n in at(mine, own)
-            ]
+            pairs += [(at(mine, own), their[i][other]) for i, mine in enumerate(rows)]
     return max(away(np.squeeze(a), np.squeeze(b)) for a, b in pairs)
 
 

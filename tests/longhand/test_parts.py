@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from .cases import HEAVY, LINEAR, NESTEROV, SGD, WORLDS, below
-from .control import option_two_divisor, scaffold
-from .local import (
+from undrift.verify.longhand.control import option_two_divisor, scaffold
+from undrift.verify.longhand.local import (
     Local,
     closed_form_norm,
     full_gradient,
@@ -23,7 +22,9 @@ from .local import (
     impulse_norm,
     local_training,
 )
-from .worlds import World, epoch_batches, quadratic_world
+from undrift.verify.longhand.worlds import World, epoch_batches, quadratic_world
+
+from .cases import HEAVY, LINEAR, NESTEROV, SGD, WORLDS, below
 
 NETS = {
     "softmax": lambda: torch.nn.Linear(5, 3),

@@ -7,15 +7,14 @@ differences 5.1e-10, all-labelled loops against the one-block ones 6.7e-16.
 import numpy as np
 import pytest
 
-from .averaging import fedavg, fedprox
-from .cases import CLIPPED, HEAVY, SGD, SIZES, SOME, WORLDS, above, below, gap
-from .control import scaffold
-from .duals import feddyn
-from .features import Net
-from .fedvra import fedvra
-from .local import Local
-from .steps import slopes
-from .two_blocks import (
+from undrift.verify.longhand.averaging import fedavg, fedprox
+from undrift.verify.longhand.control import scaffold
+from undrift.verify.longhand.duals import feddyn
+from undrift.verify.longhand.features import Net
+from undrift.verify.longhand.fedvra import fedvra
+from undrift.verify.longhand.local import Local
+from undrift.verify.longhand.steps import slopes
+from undrift.verify.longhand.two_blocks import (
     Average,
     Dyn,
     PseudoLabels,
@@ -26,7 +25,9 @@ from .two_blocks import (
     pseudo_label_world,
     two_blocks,
 )
-from .worlds import World, epoch_batches
+from undrift.verify.longhand.worlds import World, epoch_batches
+
+from .cases import CLIPPED, HEAVY, SGD, SIZES, SOME, WORLDS, above, below, gap
 
 N, M = len(SIZES), len(SOME[0])
 

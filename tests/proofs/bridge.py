@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import undrift as fl
-from longhand.local import Local, Trajectory
-from longhand.worlds import Array, Batches, QuadraticWorld, World
 from undrift.rules import Schedule
+from undrift.verify import bridge as verify_bridge
+from undrift.verify.bridge import task_of
+from undrift.verify.longhand.local import Local, Trajectory
+from undrift.verify.longhand.worlds import Array, Batches, World
 
 # undrift's name of a state -> (the long-hand name, sign): moving a model is subtracted in undrift
 Names = dict[str, tuple[str, int]]
@@ -30,44 +30,6 @@ class Run(NamedTuple):
 # ---- the same problem in torch -------------------------------------------------------------------
 
 
-class Quadratics(nn.Module):
-    """An example is the number i of its client; its loss is 0.5 (w - b_i)^T A_i (w - b_i)."""
-
-    def __init__(self, world: QuadraticWorld) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(len(world.w0)))
-        self.register_buffer("matrices", torch.tensor(np.array(world.matrices)))
-        self.register_buffer("centres", torch.tensor(np.array(world.centres)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        i = x[:, 0].long()
-        away = self.w - self.centres[i]
-        return 0.5 * torch.einsum("bi,bij,bj->b", away, self.matrices[i], away)
-
-
-def _module_and_loss(world: World) -> tuple[nn.Module, Any]:
-    if isinstance(world, QuadraticWorld):
-        return Quadratics(world), lambda output, target: output
-    x, y = world.data[0]
-    features, size = x.shape[1], len(world.w0)
-    if np.issubdtype(y.dtype, np.floating):
-        return nn.Linear(features, 1), "mse"
-    if size % (features + 1) == 0:
-        return nn.Linear(features, size // (features + 1)), "cross_entropy"
-    classes = 3
-    hidden = (size - classes) // (features + 1 + classes)
-    layers = nn.Linear(features, hidden), nn.Tanh(), nn.Linear(hidden, classes)
-    return nn.Sequential(*layers), "cross_entropy"
-
-
-def task_of(world: World, feature: str | None = None) -> fl.Task:
-    """Build the module that computes what the world computes, at the world's w0."""
-    module, loss = _module_and_loss(world)
-    module.double()
-    nn.utils.vector_to_parameters(torch.tensor(world.w0), module.parameters())
-    return fl.Task(module, loss, metrics={}, feature=feature, dtype=torch.float64)
-
-
 @fl.record
 class Falling(Schedule):
     """Fall by `by_round` every round and by `by_step` every local step."""
@@ -81,23 +43,9 @@ class Falling(Schedule):
 
 def local_of(local: Local) -> fl.Sgd:
     """Translate long-hand local settings; a step factor must be factor(1) to the power of k."""
-    schedule = fl.Exponential(local.lr_decay)
-    if local.step_factor is not None:
-        schedule = Falling(local.lr_decay, local.step_factor(1))
-    common = {
-        "lr": local.lr,
-        "weight_decay": local.weight_decay,
-        "clip": local.clip,
-        "schedule": schedule,
-    }
-    made: dict[str, Callable[[], fl.Sgd]] = {
-        "sgd": lambda: fl.Sgd(**common),
-        "heavy_ball": lambda: fl.HeavyBall(momentum=local.rho, **common),
-        "nesterov": lambda: fl.Nesterov(momentum=local.rho, **common),
-        "rmsprop": lambda: fl.RmsProp(alpha=local.alpha, eps=local.eps, **common),
-        "adamw": lambda: fl.AdamW(beta1=local.b1, beta2=local.b2, eps=local.eps, **common),
-    }
-    return made[local.optimizer]()
+    if local.step_factor is None:
+        return verify_bridge.local_of(local)
+    return verify_bridge.local_of(local, Falling(local.lr_decay, local.step_factor(1)))
 
 
 # ---- running -------------------------------------------------------------------------------------
@@ -112,14 +60,8 @@ def trainer_of(
     **options: Any,
 ) -> fl.Trainer:
     """Train the world's clients on exactly these batches."""
-    return fl.Trainer(
-        task_of(world, feature),
-        fl.Federation.of(world.data),
-        algorithm,
-        work=fl.ExplicitWork(batches),
-        sampler=fl.Explicit(participants),
-        **options,
-    )
+    task = task_of(world, feature)
+    return verify_bridge.trainer_of(task, world, participants, batches, algorithm, **options)
 
 
 def run(

@@ -1,6 +1,9 @@
 import pytest
 import torch
 
+from longhand.cases import WORLDS
+from undrift.verify.longhand.worlds import World
+
 
 @pytest.fixture(scope="package", autouse=True)
 def one_thread():
@@ -9,3 +12,13 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["softmax", "mlp", "regression"])
+def world(request) -> World:
+    return WORLDS[request.param]()
+
+
+@pytest.fixture
+def mlp() -> World:
+    return WORLDS["mlp"]()

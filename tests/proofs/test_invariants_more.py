@@ -1,4 +1,4 @@
-"""Spec section 4, I-35 to I-47: Mime, FedADC, rFedAvg, MOON, ComFed's momentum, and all names."""
+"""I-35 to I-39: Mime, FedADC, rFedAvg, MOON; engines on all names."""
 
 from types import SimpleNamespace
 
@@ -8,31 +8,16 @@ import torch
 from torch import nn
 
 import undrift as fl
-from longhand.cases import ALL, HEAVY, SGD, SOME, WORLDS, above, below
-from longhand.worlds import World, epoch_batches, quadratic_world, step_batches
-from proofs.bridge import gap, local_of, run, task_of
+from longhand.cases import HEAVY, SGD, above, below
+from proofs.bridge import Run, gap, local_of, run
+from proofs.common import ALL5, SOME5, pooled, unequal
 from rules.needs import NEW, built, world_for
 from undrift.core.tree import replace
 from undrift.engines import engine as engine_module
 from undrift.rules import compat
 from undrift.testing import tiny_world
 from undrift.testing.world import numbers
-
-SOME5, ALL5 = SOME[:5], ALL[:5]
-
-
-@pytest.fixture
-def mlp() -> World:
-    return WORLDS["mlp"]()
-
-
-@pytest.fixture(params=["softmax", "mlp", "regression"])
-def world(request) -> World:
-    return WORLDS[request.param]()
-
-
-def unequal(world, rounds=SOME5):
-    return epoch_batches(world, rounds, 6, epochs=2)
+from undrift.verify.longhand.worlds import World, step_batches
 
 
 # ---- Mime ----------------------------------------------------------------------------------------
@@ -44,10 +29,6 @@ def test_i35_mimelite_without_beta_is_fedavg(world, local):
     mine = local_of(local)
     plain = run(world, SOME5, b, fl.fedavg(local=mine))
     below("I-35 decay", gap(run(world, SOME5, b, fl.mimelite(beta=0.0, local=mine)), plain), 1e-12)
-
-
-def pooled(world) -> tuple[np.ndarray, np.ndarray]:
-    return tuple(np.concatenate(parts) for parts in zip(*world.data, strict=True))
 
 
 def test_i35_one_full_step_is_centralised_momentum(world):
@@ -163,36 +144,10 @@ def test_comfed_in_mimelites_style_speaks_in_gradients():
     below("ComFed M", float((state.m / state.unit - row[0]).abs().max()), 1e-9)
 
 
-@pytest.mark.parametrize("style", ["mimelite", "fedadc"])
-@pytest.mark.parametrize("client", ["sgd", "prox", "scaf", "nova"])
-@pytest.mark.parametrize("server", ["sgd", "yogi"])
-def test_i45_local_momentum_without_b_is_comfed(mlp, client, server, style):
-    more = {} if server == "sgd" else {"tau": 1e-3, "server_lr": 0.05}
-    b = unequal(mlp)
-    plain = run(mlp, SOME5, b, fl.comfed(client, server, **more))
-    bare = fl.comfed(client, server, local_momentum=style, b=0.0, **more)
-    below("I-45", gap(run(mlp, SOME5, b, bare), plain), 0.0)
-    some = fl.comfed(client, server, local_momentum=style, b=0.5, **more)
-    above("I-45 b .5", gap(run(mlp, SOME5, b, some), plain), 1e-5)
-
-
 # ---- features ------------------------------------------------------------------------------------
-def featured(world: World, algorithm: fl.Algorithm, rounds, b, **options) -> fl.Trainer:
-    """Train the mlp world with its hidden layer as the feature layer."""
-    task = fl.Task(task_of(world).original, metrics={}, feature="1", dtype=torch.float64)
-    work, sampler = fl.ExplicitWork(b), fl.Explicit(rounds)
-    made = fl.Federation.of(world.data)
-    return fl.Trainer(task, made, algorithm, work=work, sampler=sampler, **options)
-
-
-def trained(world, algorithm, rounds=SOME5, b=None, **options):
-    trainer = featured(world, algorithm, rounds, b or unequal(world, rounds), **options)
-    trainer.run(len(rounds))
-    return trainer
-
-
-def away(one: fl.Trainer, other: fl.Trainer) -> float:
-    return float((one.server.w - other.server.w).abs().max())
+def trained(world: World, algorithm: fl.Algorithm, rounds=SOME5, b=None, **options) -> Run:
+    """Train with the hidden layer of the mlp world as the feature layer."""
+    return run(world, rounds, b or unequal(world, rounds), algorithm, feature="1", **options)
 
 
 @pytest.mark.parametrize("local", [SGD, HEAVY])
@@ -200,8 +155,8 @@ def test_i37_regularisers_without_strength_are_fedavg(mlp, local):
     mine = local_of(local)
     plain = trained(mlp, fl.fedavg(local=mine), in_place=False)
     for build in (fl.rfedavg, fl.rfedavg_plus):
-        below("I-37", away(trained(mlp, build(strength=0.0, local=mine)), plain), 0.0)
-        above("I-37 strong", away(trained(mlp, build(strength=0.5, local=mine)), plain), 1e-4)
+        below("I-37", gap(trained(mlp, build(strength=0.0, local=mine)), plain), 0.0)
+        above("I-37 strong", gap(trained(mlp, build(strength=0.5, local=mine)), plain), 1e-4)
 
 
 def test_i38_both_regularisers_have_the_same_gradient(mlp):
@@ -209,9 +164,9 @@ def test_i38_both_regularisers_have_the_same_gradient(mlp):
     one, plus = (
         trained(mlp, f(0.1, strength=0.5), SOME5[:1]) for f in (fl.rfedavg, fl.rfedavg_plus)
     )
-    below("I-38", away(one, plus), 1e-12)
+    below("I-38", gap(one, plus), 1e-12)
     one, plus = (trained(mlp, f(0.1, strength=0.5)) for f in (fl.rfedavg, fl.rfedavg_plus))
-    above("I-38 later", away(one, plus), 1e-6)
+    above("I-38 later", gap(one, plus), 1e-6)
 
 
 def test_i38_they_differ_by_the_covariance_of_the_means():
@@ -230,34 +185,34 @@ def test_i38_counting_oneself_is_a_weaker_strength(mlp):
     b = step_batches(mlp, ALL5[:1], steps=1)
     alone = trained(mlp, fl.rfedavg_plus(0.1, strength=0.5), ALL5[:1], b)
     rule = fl.RFedAvgPlus(strength=0.5 * 6 / 5, include_self=True)
-    below("I-38 self", away(trained(mlp, fl.Algorithm((rule,)), ALL5[:1], b), alone), 1e-12)
+    below("I-38 self", gap(trained(mlp, fl.Algorithm((rule,)), ALL5[:1], b), alone), 1e-12)
     start = compat.RFedAvgPlusAtStart(strength=0.5 * 6 / 5)
     same = World([(x[:7], y[:7]) for x, y in mlp.data], mlp.gradient, mlp.loss, mlp.w0)
     b = step_batches(same, ALL5[:1], steps=1)
     alone = trained(same, fl.rfedavg_plus(0.1, strength=0.5), ALL5[:1], b)
     found = trained(same, fl.Algorithm((start,)), ALL5[:1], b)
-    below("I-38 at the start", away(found, alone), 1e-12)
+    below("I-38 at the start", gap(found, alone), 1e-12)
 
 
 @pytest.mark.parametrize("stored", [1, 3])
 def test_i39_moon_starts_as_fedavg(mlp, stored):
     mine = local_of(HEAVY)
     plain = trained(mlp, fl.fedavg(local=mine), in_place=False)
-    below("I-39 mu 0", away(trained(mlp, fl.moon(mu=0.0, stored=stored, local=mine)), plain), 1e-12)
+    below("I-39 mu 0", gap(trained(mlp, fl.moon(mu=0.0, stored=stored, local=mine)), plain), 1e-12)
     first = trained(mlp, fl.fedavg(local=mine), SOME5[:1])
     moon = fl.moon(mu=5.0, stored=stored, local=mine)
-    below("I-39 first round", away(trained(mlp, moon, SOME5[:1]), first), 1e-12)
-    above("I-39 later", away(trained(mlp, moon), plain), 1e-4)
+    below("I-39 first round", gap(trained(mlp, moon, SOME5[:1]), first), 1e-12)
+    above("I-39 later", gap(trained(mlp, moon), plain), 1e-4)
 
 
 def test_moon_keeps_participations_and_its_code_keeps_rounds(mlp):
     one, rounds = (fl.moon(0.1, mu=2.0, stored=1, pool=p) for p in ("participations", "rounds"))
-    below("MOON one model", away(trained(mlp, one), trained(mlp, rounds)), 1e-12)
+    below("MOON one model", gap(trained(mlp, one), trained(mlp, rounds)), 1e-12)
     two, rounds = (fl.moon(0.1, mu=2.0, stored=2, pool=p) for p in ("participations", "rounds"))
-    above("MOON two models", away(trained(mlp, two), trained(mlp, rounds)), 1e-6)
+    above("MOON two models", gap(trained(mlp, two), trained(mlp, rounds)), 1e-6)
     b = unequal(mlp, ALL5)
     everybody = [trained(mlp, algo, ALL5, b) for algo in (two, rounds)]
-    below("MOON two models, everybody", away(*everybody), 1e-12)
+    below("MOON two models, everybody", gap(*everybody), 1e-12)
 
 
 # ---- all names -----------------------------------------------------------------------------------
@@ -265,45 +220,6 @@ def tiny(name: str, **options) -> fl.Trainer:
     world = tiny_world()
     chosen = world_for(name, world.sampler, world.work)
     return fl.Trainer(world.task, world.federation, built(name, lr=0.05), **chosen, **options)
-
-
-@pytest.mark.parametrize("name", ["adabest", "rfedavg_plus", "feddyn", "fedvra", "mime", "slowmo"])
-def test_i40_identical_clients_behave_as_one(mlp, name):
-    """AdaBest without mu and beta; rFedAvg+ with the others' mean, which is the own one."""
-    settings = {"adabest": {"mu": 0.0, "beta": 0.0}, "fedvra": {"a": 0.5, "d": 1.0}}.get(name, {})
-    algo = built(name, lr=0.05, **settings)
-    alone = World(mlp.data[:1], mlp.gradient, mlp.loss, mlp.w0)
-    many = World(mlp.data[:1] * 5, mlp.gradient, mlp.loss, mlp.w0)
-    once, everyone = [[0]] * 5, [list(range(5))] * 5
-    b = unequal(alone, once)
-    batches = {(r, i): b[r, 0] for r in range(5) for i in range(5)}
-    five = trained(many, algo, everyone, batches)
-    if name == "rfedavg_plus":  # alone there is nobody else: the own mean stands for the others'
-        algo = replace(algo, rules=(fl.RFedAvgPlus(include_self=True),))
-    below(f"I-40 {name}", away(trained(alone, algo, once, b), five), 1e-12)
-    states = [five.client_state(i) for i in range(5)]
-    for key, first in states[0].items():
-        assert all(torch.equal(first, other[key]) for other in states[1:]), key
-
-
-@pytest.mark.parametrize("name", NEW)
-def test_i46_a_resumed_run_repeats_every_bit(name, tmp_path):
-    straight = tiny(name)
-    straight.run(5)
-    first = tiny(name)
-    first.run(2)
-    first.save(tmp_path)
-    second = tiny(name)
-    second.load(tmp_path)
-    results = second.run(3)
-    wanted = numbers(straight)
-    assert all(torch.equal(v, wanted[n]) for n, v in numbers(second).items())
-    assert results[0].floats_down == tiny_floats(name, 3)
-
-
-def tiny_floats(name: str, round: int) -> int:
-    trainer = tiny(name)
-    return trainer.run(round)[-1].floats_down
 
 
 @pytest.mark.parametrize("name", NEW)
@@ -319,36 +235,3 @@ def test_both_engines_agree(name, piece, monkeypatch):
 
 def floats(found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {n: v for n, v in found.items() if v.numel() and v.dtype != torch.bool}
-
-
-# ---- I-43 ----------------------------------------------------------------------------------------
-def quadratic(algorithm: fl.Algorithm, rounds: int) -> float:
-    """Distance of the mean of the clients' models to the true optimum (5 full steps a round)."""
-    world = quadratic_world(11, clients=6, dim=4)
-    watched = replace(algorithm, rules=(fl.rules.observe.Watch(by_size=False), *algorithm.rules))
-    work = fl.Work(steps=5, batch=None)
-    trainer = fl.Trainer(task_of(world), fl.Federation.of(world.data), watched, work=work)
-    trainer.run(rounds)
-    truth = torch.tensor(world.optimum([1 / 6] * 6))
-    return float((trainer.server.states[0].average - truth).abs().max())
-
-
-EXACT = {
-    "feddyn": fl.feddyn(0.05, alpha=1.0),
-    "fedadmm": fl.fedadmm(0.05, rho=1.0),
-    "fedpd": fl.fedpd(0.05, rho=1.0),
-    "fedvra": fl.fedvra(0.05, gamma=1.0, a=1.0, d=1.0),
-    "vrlsgd": fl.vrlsgd(0.05),
-    "feddc": fl.feddc(0.05, alpha=1.0),
-}
-
-
-@pytest.mark.parametrize("name", EXACT)
-def test_i43_duals_and_variates_find_the_optimum(name):
-    below(f"I-43 {name}", quadratic(EXACT[name], 90), 1e-10)
-
-
-def test_i43_adabests_bias_falls_as_beta_grows():
-    found = [quadratic(fl.adabest(0.05, mu=0.2, beta=b), 80) for b in (0.0, 0.5, 0.9)]
-    assert found[0] > 1.5 * found[1] > 4 * found[2]
-    above("I-43 AdaBest", found[2], 1e-3)

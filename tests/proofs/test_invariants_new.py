@@ -1,4 +1,4 @@
-"""Spec section 4, I-14 to I-30: duals, variates, AdaBest, FedVRA, q-FFL and SlowMo."""
+"""I-14 to I-30: duals, variates, AdaBest, FedVRA, q-FFL and SlowMo."""
 
 import dataclasses
 
@@ -7,44 +7,17 @@ import pytest
 import torch
 
 import undrift as fl
-from longhand.cases import ALL, HEAVY, LINEAR, SGD, SIZES, SOME, WORLDS, above, below
-from longhand.worlds import World, epoch_batches, step_batches
+from longhand.cases import HEAVY, LINEAR, SGD, SIZES, above, below
 from proofs.bridge import gap, local_of, run, trainer_of
+from proofs.common import ALL5, SOME5, equal, even, unequal, uniform
 from undrift.core.tree import replace
 from undrift.rules import FedDc, FedDyn, FedVra
 from undrift.rules.duals import DriftState, VrlState, deviation
 from undrift.rules.observe import LastModel
+from undrift.verify.longhand.worlds import World, step_batches
 
-SOME5, ALL5 = SOME[:5], ALL[:5]
 SHARES = np.array(SIZES) / sum(SIZES)
 N, M = len(SIZES), len(SOME5[0])
-
-
-@pytest.fixture
-def mlp() -> World:
-    return WORLDS["mlp"]()
-
-
-@pytest.fixture(params=["softmax", "mlp", "regression"])
-def world(request) -> World:
-    return WORLDS[request.param]()
-
-
-def unequal(world, rounds=SOME5):
-    return epoch_batches(world, rounds, 6, epochs=2)
-
-
-def equal(world, rounds=SOME5):
-    return step_batches(world, rounds, steps=4, batch_size=6)
-
-
-def even(world: World) -> World:
-    """Give everybody seven examples."""
-    return World([(x[:7], y[:7]) for x, y in world.data], world.gradient, world.loss, world.w0)
-
-
-def uniform(local) -> fl.Algorithm:
-    return fl.fedavg(local=local_of(local), by_size=False)
 
 
 # ---- VRL-SGD -------------------------------------------------------------------------------------
@@ -105,7 +78,7 @@ def test_i18_an_old_estimate_counts_less(mlp):
     first = found.clients[0][0]["0.AdaBest.h"]
     assert np.abs(first).max() > 1e-3
     assert np.array_equal(found.clients[2][0]["0.AdaBest.h"], first)
-    assert np.array_equal(found.clients[3][0]["0.AdaBest.h"], first / 3)
+    below("I-18", np.abs(found.clients[3][0]["0.AdaBest.h"] - first / 3).max(), 0.0)
     assert found.clients[3][0]["0.AdaBest.last"] == 4
     assert np.array_equal(found.clients[3][1]["0.AdaBest.h"], found.clients[0][1]["0.AdaBest.h"])
 
@@ -217,15 +190,15 @@ def test_i22_fedvra_before_nova_is_fednova(mlp, local):
 
 
 def test_i22_by_its_own_coefficients(mlp):
-    """d_i = Q_eff / (Q_i sum_S omega), written out for one round."""
-    b, rounds = unequal(mlp), SOME5[:1]
-    steps = {i: len(b[0, i]) for i in rounds[0]}
-    q = {i: SIZES[i] / sum(SIZES[j] for j in steps) for i in steps}
-    mean, weight = sum(q[i] * steps[i] for i in steps), sum(SHARES[i] for i in steps)
-    d = [mean / steps[i] / weight if i in steps else 1.0 for i in range(N)]
-    vra = fl.fedvra(gamma=0.0, a=0.0, d=d, local=local_of(SGD))
+    """d_i = Q_eff / (Q_i sum_S omega), written out for every round."""
+    b, rows = unequal(mlp), []
+    for r, ids in enumerate(SOME5):
+        steps, weight = {i: len(b[r, i]) for i in ids}, sum(SHARES[i] for i in ids)
+        mean = sum(SHARES[i] / weight * steps[i] for i in ids)
+        rows.append([mean / steps[i] / weight if i in steps else 1.0 for i in range(N)])
+    vra = fl.fedvra(gamma=0.0, a=0.0, d=rows, local=local_of(SGD))
     nova = fl.fednova(local=local_of(SGD))
-    below("I-22 d_i", gap(run(mlp, rounds, b, vra), run(mlp, rounds, b, nova)), 1e-12)
+    below("I-22 d_i", gap(run(mlp, SOME5, b, vra), run(mlp, SOME5, b, nova)), 1e-12)
 
 
 @pytest.mark.parametrize("rounds", [SOME5, ALL5])
@@ -238,9 +211,10 @@ def test_i23_fedvra_with_full_duals_is_feddyn(world, rounds):
     above("I-23 by size", gap(run(world, rounds, b, fl.fedvra(**settings)), dyn), 1e-3)
 
 
-def test_i24_local_steps_reduce_the_clients_variance(mlp):
+@pytest.mark.parametrize("gamma", [0.05, 0.5, 5.0])
+def test_i24_local_steps_reduce_the_clients_variance(mlp, gamma):
     """x = average - beta lambda; both forms of the local step, and of the next lambda_i."""
-    gamma, a, eta = 0.5, 0.8, 0.1
+    a, eta = 0.8, 0.1
     algo = fl.fedvra(eta, gamma=gamma, a=a, d=N / M, by_size=False)
     spied = replace(algo, rules=(LastModel(), *algo.rules))
     b = unequal(mlp)
@@ -263,18 +237,30 @@ def test_i24_local_steps_reduce_the_clients_variance(mlp):
             below("I-24 dual", np.abs(found.clients[r][i]["1.FedVra"] - wanted).max(), 1e-12)
 
 
+def mean_gradient(world: World, i: int, batches, dual: float, eta: float) -> np.ndarray:
+    """Mean of client i's gradients on its way through a first round pulled by `dual`."""
+    y, grads = world.w0.copy(), []
+    for batch in batches:
+        grads.append(world.gradient(y, *(part[batch] for part in world.data[i])))
+        y = y - eta * (grads[-1] + dual * (y - world.w0))
+    return np.mean(grads, axis=0)
+
+
 def test_i25_duals_of_a_small_gamma_are_mean_gradients(mlp):
     b, eta, steps = equal(mlp, ALL5[:1]), 0.1, 4
     scaffold = run(mlp, ALL5[:1], b, fl.scaffold(eta)).clients[0]
-    distances = []
-    for gamma in (0.5, 0.25, 0.01, 0.001):
+    own, variates = [], []
+    for gamma in (0.5, 0.25, 0.1, 0.01, 0.001):
         algo = fl.fedvra(eta, gamma=gamma, a=1 / (gamma * eta * steps), d=1.0)
-        duals = run(mlp, ALL5[:1], b, algo).clients[0]
+        duals = [state["0.FedVra"] for state in run(mlp, ALL5[:1], b, algo).clients[0]]
+        means = [mean_gradient(mlp, i, b[0, i], gamma, eta) for i in range(N)]
+        own.append(max(np.abs(d - g).max() for d, g in zip(duals, means, strict=True)))
         pairs = zip(duals, scaffold, strict=True)
-        distances.append(max(np.abs(d["0.FedVra"] - c["0.Scaffold"]).max() for d, c in pairs))
-    below("I-25 halves with gamma", abs(distances[0] / distances[1] - 2), 0.1)
-    below("I-25 gamma .001", distances[3], 1e-3)
-    below("I-25 linear", abs(distances[2] / distances[3] - 10), 0.5)
+        variates.append(max(np.abs(d - c["0.Scaffold"]).max() for d, c in pairs))
+    for name, found in (("mean gradient", own), ("SCAFFOLD's c_i", variates)):
+        below(f"I-25 {name}, halves with gamma", abs(found[0] / found[1] - 2), 0.1)
+        below(f"I-25 {name}, linear", abs(found[3] / found[4] - 10), 0.5)
+        below(f"I-25 {name}, gamma .001", found[4], 1e-3)
 
 
 @pytest.mark.parametrize("by_size", [True, False])

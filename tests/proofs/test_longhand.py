@@ -14,16 +14,16 @@ import pytest
 import torch
 
 import undrift as fl
-from longhand.averaging import fedavg, fednova, fedprox
 from longhand.cases import ADAMW, CLIPPED, HEAVY, NESTEROV, RMSPROP, SGD, SOME, WORLDS, below
-from longhand.comfed import CLIENTS, SERVERS, comfed
-from longhand.control import scaffold, scaffold_m
-from longhand.local import Local, Trajectory
-from longhand.servers import fedavgm, fedopt
-from longhand.worlds import World, epoch_batches, step_batches
 from proofs.bridge import Names, distance, local_of, run
 from undrift.engines import engine as engine_module
 from undrift.rules import compat
+from undrift.verify.longhand.averaging import fedavg, fednova, fedprox
+from undrift.verify.longhand.comfed import CLIENTS, SERVERS, comfed
+from undrift.verify.longhand.control import scaffold, scaffold_m
+from undrift.verify.longhand.local import Local, Trajectory
+from undrift.verify.longhand.servers import fedavgm, fedopt
+from undrift.verify.longhand.worlds import World, epoch_batches, step_batches
 
 ROUNDS = SOME[:5]
 STEPPED = dataclasses.replace(SGD, step_factor=lambda k: 0.9**k)

@@ -43,7 +43,7 @@ def local(w: Tensor, x: Tensor, y: Tensor, order: list[list[int]], c: Tensor) ->
         out = x[batch] @ v[:6].view(2, 3).T + v[6:]
         (g,) = torch.autograd.grad(F.cross_entropy(out, y[batch]), v)
         g = g + c
-        g = g * min(1.0, CLIP / float(g.norm())) + DECAY * w
+        g = g * min(1.0, CLIP / (float(g.norm()) + 1e-6)) + DECAY * w
         buffer = MOMENTUM * buffer + g
         w = w - LR * buffer
     return w

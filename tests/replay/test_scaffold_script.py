@@ -50,7 +50,9 @@ def ours(
         (torch.tensor([[ai, bi]]).double(), torch.tensor([ai]).double())
         for ai, bi in zip(a, b, strict=True)
     ]
-    moments = replay(Point(), clients, fl.scaffold(lr=lr), cohorts, steps=steps, loss=loss)
+    moments = replay(
+        Point(), clients, fl.scaffold(lr=lr), cohorts, steps=steps, loss=loss, engine="vectorised"
+    )
     return [float(moment.server["w"]) for moment in moments]
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 import undrift as fl
-from undrift.rules import compat
+from undrift.rules import FedDynExact, MomentumScaled, compat
 from undrift.testing import check_aggregate, check_rule
 
 
@@ -18,9 +18,9 @@ RULES = [
     fl.FedDc(0.1),
     fl.AdaBest(),
     fl.AdaBest(unbalanced=True, patience=2),
-    fl.FedVra(),
+    fl.FedVra(d=1.0),
     fl.FedVra(0.2, 0.5, 1.0, by_size=False),
-    fl.FedVraEach(fl.PerClient(by_mean_size), a=1.0),
+    fl.FedVraEach(fl.PerClient(by_mean_size), a=1.0, d=1.0),
     fl.Moon(),
     fl.Moon(stored=2),
     fl.RFedAvg(0.1),
@@ -36,6 +36,8 @@ RULES = [
     fl.FedAdc(nesterov=True),
     fl.MomentumMix(),
     fl.MomentumAdd(),
+    MomentumScaled(kind="yogi"),
+    FedDynExact(1.0),
     fl.TwoBlocks(fl.PseudoLabels(classes=3, every=2)),
     fl.TwoBlocks(fl.Clusters(groups=3)),
     fl.Ball(0.5),
@@ -52,6 +54,7 @@ OTHERS = [
     compat.AdaBestFedsim(unbalanced=True),
     compat.RFedAvgPlusAtStart(0.1),
     compat.RFedAvgPlusAtStart(0.1, batch=2),
+    compat.RFedAvgAtStart(0.1),
     compat.MoonRounds(),
 ]
 AGGREGATES = [
@@ -61,6 +64,8 @@ AGGREGATES = [
     fl.ShareSum(by_size=False),
     compat.NovaBySteps(),
     compat.NovaHarmonic(),
+    compat.NovaCounted(0.5, 0.1),
+    compat.MeanBy(fl.PerClient(by_mean_size)),
     compat.QFairFree(),
 ]
 
@@ -75,7 +80,15 @@ def test_other_peoples_rules(rule):
     check_rule(rule, rounds=2)
 
 
-@pytest.mark.parametrize("rule", [fl.VrlSgd(), fl.FedPd(0.1)], ids=lambda part: type(part).__name__)
+ALL = [
+    fl.VrlSgd(),
+    fl.FedPd(0.1),
+    compat.VrlPostStep(),
+    compat.FedPdAlone(0.1, skip=0.5),
+]
+
+
+@pytest.mark.parametrize("rule", ALL, ids=lambda part: type(part).__name__)
 def test_rules_for_everybody(rule):
     check_rule(rule, sampler=fl.Everyone())
 

@@ -1,5 +1,7 @@
 """Other people's behaviours: where they agree with the rules, and where they part."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -7,10 +9,10 @@ from torch.nn import functional as F
 
 import undrift as fl
 from longhand.cases import ALL, CLIPPED, HEAVY, RMSPROP, SGD, SIZES, SOME, WORLDS, above, below
-from longhand.worlds import World, epoch_batches
 from proofs.bridge import gap, local_of, run, task_of
 from undrift.core.tree import replace
 from undrift.rules import compat
+from undrift.verify.longhand.worlds import World, epoch_batches
 
 SOME5, ALL5 = SOME[:5], ALL[:5]
 STEADY = fl.Sgd(lr=0.1)
@@ -98,7 +100,8 @@ def test_clip_prox_by_hand(mlp):
         y = x.copy()
         for batch in b[r, i]:
             u = mlp.gradient(y, *(part[batch] for part in mlp.data[i])) + alpha * (sums[i] - x)
-            y = y - 0.1 * (u * min(1, most / np.linalg.norm(u)) + (alpha + decay) * y)
+            u = u * min(1, most / (np.linalg.norm(u) + 1e-6))
+            y = y - 0.1 * (u + (alpha + decay) * y)
         sums[i] = sums[i] + (y - x)
         x = y + sum(sums) / len(SIZES)
         below("clip_prox by hand", np.abs(found.x[r] - x).max(), 1e-12)
@@ -135,6 +138,36 @@ def test_fedadmms_code_doubles_its_messages(mlp):
     below("FedADMM's code", gap(found, trained(mlp, plain, ALL5[:1])), 1e-12)
     later = trained(mlp, with_rule(algo, compat.FedAdmmRestart(0.3)), ALL5)
     above("FedADMM's code later", gap(later, trained(mlp, algo, ALL5)), 1e-4)
+
+
+def test_fedpd_skips_exchanges_by_chance():
+    """The same rounds for everybody, and in both engines; the duals go on all the same."""
+    from undrift.testing import tiny_world
+
+    world = tiny_world()._replace(sampler=fl.Everyone())
+    kept = {}
+    for engine in ("reference", "vectorised"):
+        trainer = world.trainer(fl.fedpd(0.1, rho=0.5, skip=0.5), engine=engine)
+        models, duals = [trainer.server.w], []
+        for _ in range(12):
+            trainer.round()
+            models.append(trainer.server.w)
+            duals.append(trainer.client_state(0)["0.FedPdAlone.dual"])
+        kept[engine] = models
+        assert all(not torch.equal(a, b) for a, b in itertools.pairwise(duals))
+    still = [torch.equal(a, b) for a, b in itertools.pairwise(kept["reference"])]
+    assert 2 <= sum(still) <= 10
+    away = max((a - b).abs().max() for a, b in zip(*kept.values(), strict=True))
+    below("engines", float(away), 1e-12)
+
+
+def test_fedpd_alone_with_exchanges_is_fedpd(mlp):
+    algo = fl.fedpd(rho=0.3, exchanges=range(5), local=STEADY)
+    below(
+        "FedPD",
+        gap(trained(mlp, algo, ALL5), trained(mlp, fl.fedpd(rho=0.3, local=STEADY), ALL5)),
+        1e-12,
+    )
 
 
 # ---- AdaBest -------------------------------------------------------------------------------------

@@ -6,12 +6,12 @@ import torch
 
 import undrift as fl
 from longhand.cases import ALL, SIZES, SOME, WORLDS, above, below
-from longhand.worlds import World, epoch_batches
 from proofs.bridge import gap, run
 from undrift.core.tree import replace
 from undrift.experiment.names import decode_algorithm, encode_algorithm
 from undrift.rules.adabest import Plateau, watched
 from undrift.testing import tiny_world
+from undrift.verify.longhand.worlds import World, epoch_batches
 
 SOME5, ALL5 = SOME[:5], ALL[:5]
 
@@ -167,7 +167,7 @@ def test_rules_compose_with_everything(mlp):
     local = fl.HeavyBall(lr=0.05, weight_decay=1e-3, clip=1.0, schedule=fl.Exponential(0.9))
     chains = {
         "many rules": fl.Algorithm(rules, local, fl.Mean(), fl.Adaptive("yogi")),
-        "fair FedDyn": replace(fl.feddyn(local=local), aggregate=fl.QFair(0.5)),
+        "fair SCAFFOLD": replace(fl.scaffold(local=local), aggregate=fl.QFair(0.5)),
         "FedVRA, SlowMo": replace(fl.fedvra(local=local), server=fl.SlowMo()),
         "FedDC, Nesterov": fl.feddc(local=fl.Nesterov(lr=0.05)),
         "AdaBest, RMSProp": fl.adabest(local=fl.RmsProp(lr=0.01), server_lr=0.5),
@@ -193,6 +193,20 @@ def test_rules_compose_with_everything(mlp):
         fl.adabest(patience=20, unbalanced=True),
         fl.feddyn(clip_prox=False),
         fl.comfed("scaf", "yogi", local_momentum="fedadc", b=0.5),
+        fl.comfed("prox", "adam", local_momentum="mimelite", scale=True, by_size=False),
+        fl.feddyn(solver="exact", by_size=True),
+        fl.feddyn(half_pull=True),
+        fl.feddc(steps=5.0, scaffold_base_lr=True, local=fl.sgd(0.2, lr_decay=0.9)),
+        fl.fedpd(exchanges=[0, 3], start="own"),
+        fl.fedpd(skip=0.25),
+        fl.fedadmm(restart=True, server_schedule=fl.Milestones((60,), (0.5,))),
+        fl.vrlsgd(correction="post_step", buffers="average", local=fl.HeavyBall()),
+        fl.fedvra(gamma=0.1, a=[[0.5, 0.4], [0.3, 0.2]], d=[[1.0, 1.5], [2.0, 2.5]]),
+        fl.fednova(mu=0.1, gmf=0.5, tau_eff="steps", local=fl.sgd([0.1, 0.05], 0.9)),
+        fl.scaffold(correction="unbalanced", scaffold_base_lr=True),
+        fl.scaffold_m(printed_decay=True),
+        fl.rfedavg_plus(include_self=True, single_batch=8, by_size=False),
+        fl.mimelite(base="trace"),
     ],
 )
 def test_sentences_are_tables_and_back(algorithm):

@@ -18,6 +18,13 @@ N6 = 6
 
 # per client and round: (vectors, further numbers) down, then up; scalars count as they are
 SENT = {
+    "fedavg": ((1, 0), (1, 1)),  # n_i, or the weight that follows from it
+    "fedprox": ((1, 0), (1, 1)),
+    "fedavgm": ((1, 0), (1, 1)),
+    "fedadam": ((1, 0), (1, 1)),
+    "fednova": ((1, 0), (1, 2)),  # ||a_i||_1 too
+    "scaffold": ((2, 0), (2, 1)),
+    "scaffold_m": ((2, 0), (1, 1)),
     "slowmo": ((1, 0), (1, 1)),
     "fedamsgrad": ((1, 0), (1, 1)),
     "feddyn": ((1, 0), (1, 1)),

@@ -10,6 +10,7 @@ from torch import Tensor
 from undrift.core.local import Sgd
 from undrift.core.rule import Aggregate, ClientInfo, Mean, Rule, Sizes, overrides
 from undrift.core.task import Buffers, Vec
+from undrift.core.together import check_together
 from undrift.core.tree import EMPTY, Tree, part, record
 from undrift.errors import ConfigError, unknown_name
 
@@ -39,7 +40,7 @@ class Algorithm:
         for rule in self.rules:
             if rule.refresh not in REFRESH:
                 raise unknown_name("refresh", rule.refresh, list(REFRESH), type(rule).__name__)
-        _check_path(self)
+        check_together(self)
 
     @property
     def chain(self) -> tuple[Rule, ...]:
@@ -52,9 +53,14 @@ class Algorithm:
         return (*self.rules, self.aggregate)
 
     @property
+    def everything(self) -> tuple[Rule | Aggregate, ...]:
+        """All parts that act in a round: the rules, the aggregate, the server optimizer."""
+        return (*self.rules, self.aggregate, self.server)
+
+    @property
     def needs_path(self) -> bool:
         """Whether some part reads ||a_i||_1."""
-        return any(p.needs_path for p in (*self.parts, self.server))
+        return any(p.needs_path for p in self.everything)
 
     def uses(self, hook: str) -> bool:
         """Whether some part has this hook."""
@@ -65,31 +71,6 @@ class Algorithm:
 def _expect(field: str, value: Any, kind: type, example: str) -> None:
     if not isinstance(value, kind):
         raise ConfigError(f"Algorithm.{field} must be {example}, got {value!r}")
-
-
-def _check_path(algo: Algorithm) -> None:
-    """Refuse what has no ||a||_1 where some part divides by it."""
-    needing = [p for p in (*algo.parts, algo.server) if p.needs_path]
-    if not needing:
-        return
-    who = type(needing[0]).__name__
-    if not algo.local.linear:
-        raise ConfigError(
-            f"{who} divides by ||a||_1, which {type(algo.local).__name__} does not have: use "
-            "Sgd, HeavyBall or Nesterov, or SCAFFOLD with option 'I'"
-        )
-    bent = [type(rule).__name__ for rule in algo.rules if not rule.linear]
-    if bent:
-        raise ConfigError(
-            f"{who} divides by ||a||_1, which does not exist where {bent[0]} bends the gradient: "
-            "leave one of them out"
-        )
-    exact = [type(p).__name__ for p in needing if p.exact_path]
-    if exact and algo.local.clip is not None:
-        raise ConfigError(
-            f"{exact[0]} needs ||a||_1 exactly, which clipping at {algo.local.clip} destroys: "
-            "leave clip out, or leave out what divides by it"
-        )
 
 
 class Server(NamedTuple):

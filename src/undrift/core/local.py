@@ -6,13 +6,14 @@ Every local step is, in this order (docs/conventions.md, C4):
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from undrift.core.task import Vec
-from undrift.core.tree import EMPTY, Tree, number, part, record
+from undrift.core.tree import EMPTY, Tree, number, part, record, static
 from undrift.errors import ConfigError
 
 
@@ -58,6 +59,29 @@ class Milestones(Schedule):
 
 
 @record
+class Listed(Schedule):
+    """lr * rounds[r] * steps[k]; after its end the last number of a list holds on."""
+
+    rounds: tuple[float, ...] = static(default=(1.0,))
+    steps: tuple[float, ...] = static(default=(1.0,))
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "steps"):
+            values = tuple(float(v) for v in getattr(self, name))
+            if not values or not all(math.isfinite(v) and v >= 0 for v in values):
+                raise ConfigError(f"Listed.{name} = {values!r}: give numbers of at least 0")
+            object.__setattr__(self, name, values)
+
+    def factor(self, round: Tensor, step: Tensor) -> Any:
+        return _at(self.rounds, round) * _at(self.steps, step)
+
+
+def _at(values: tuple[float, ...], place: Tensor) -> Tensor:
+    table = torch.tensor(values, dtype=place.dtype, device=place.device)
+    return table[place.long().clamp(max=len(values) - 1)]
+
+
+@record
 class InverseTime(Schedule):
     """lr / (1 + decay * t), t counted in local steps over rounds of `steps` (rFedAvg's theory)."""
 
@@ -70,7 +94,10 @@ class InverseTime(Schedule):
 
 @record
 class Sgd:
-    """Plain SGD; also the base of the other local optimizers."""
+    """Plain SGD; also the base of the other local optimizers.
+
+    Clipping multiplies by min(1, clip / (norm + clip_eps)): torch's clip_grad_norm_.
+    """
 
     linear: ClassVar[bool] = True  # delta is linear in the gradients: ||a||_1 is defined
     decoupled: ClassVar[bool] = False  # weight decay outside the gradient (AdamW)
@@ -78,6 +105,7 @@ class Sgd:
     lr: float = number(default=0.1, low=0)
     weight_decay: float = number(default=0.0, low=0)
     clip: float | None = number(default=None, low=0, ends="()")
+    clip_eps: float = number(default=1e-6, low=0)  # 0: a norm of exactly `clip`
     schedule: Schedule = part(default_factory=Schedule)
 
     def __post_init__(self) -> None:
@@ -139,7 +167,7 @@ class RmsProp(Sgd):
     linear: ClassVar[bool] = False
 
     alpha: float = number(default=0.99, low=0, high=1, ends="[)")
-    eps: float = number(default=1e-8, low=0)
+    eps: float = number(default=1e-8, low=0, ends="()")  # 0 / 0 where nothing moves
 
     def init(self, w: Vec) -> Tree:
         return torch.zeros_like(w)
@@ -158,7 +186,7 @@ class AdamW(Sgd):
 
     beta1: float = number(default=0.9, low=0, high=1, ends="[)")
     beta2: float = number(default=0.999, low=0, high=1, ends="[)")
-    eps: float = number(default=1e-8, low=0)
+    eps: float = number(default=1e-8, low=0, ends="()")  # 0 / 0 where nothing moves
 
     def init(self, w: Vec) -> Tree:
         return torch.zeros_like(w), torch.zeros_like(w), w.new_zeros(())
@@ -172,11 +200,20 @@ class AdamW(Sgd):
         return lr * m / (1 - self.beta1**t) / root, (m, v, t)
 
 
+@record
+class Adam(AdamW):
+    """Adam as in torch: weight decay belongs to the gradient (C4)."""
+
+    decoupled: ClassVar[bool] = False
+
+
 def local_step(local: Sgd, w: Vec, g: Vec, state: Tree, lr: Any) -> tuple[Vec, Tree]:
     """Take one local step with an already corrected gradient."""
     if local.clip is not None:
         norm = torch.linalg.vector_norm(g)
-        g = g * (local.clip / norm.clamp(min=torch.finfo(g.dtype).tiny)).clamp(max=1.0)
+        # the smallest float keeps 0 / 0 away where clip_eps is 0 and the gradient too
+        room = (norm + local.clip_eps).clamp(min=torch.finfo(g.dtype).tiny)
+        g = g * (local.clip / room).clamp(max=1.0)
     if not local.decoupled and not _is_zero(local.weight_decay):
         g = g + local.weight_decay * w
     move, state = local.move(g, state, lr)

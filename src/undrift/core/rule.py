@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from undrift.core.task import Batch, Output, Task, Vec
@@ -79,6 +80,11 @@ class ClientView(NamedTuple):
         """Examples that this client holds."""
         return self.client.size
 
+    @property
+    def lost(self) -> Vec:
+        """What its own model has lost so far; `delta` may have passed through other rules."""
+        return self.w0 - self.w
+
 
 class ServerView(NamedTuple):
     """What one rule's server half can see after the cohort reported."""
@@ -107,6 +113,9 @@ class Rule:
     exact_path: ClassVar[bool] = False  # wants ||a_i||_1 itself: clipping is refused
     in_path: ClassVar[bool] = True  # its direction counts in ||a_i||_1
     reads_everyone: ClassVar[bool] = False  # reads ServerView.everyone
+    claims: ClassVar[tuple[str, ...]] = ()  # what only one rule of an algorithm may do
+    reads: ClassVar[str] = ""  # "deltas" or "steps": the update must be a mean of these
+    changes: ClassVar[str] = ""  # "delta": sends something else; "update": its server half does
 
     @property
     def linear(self) -> bool:
@@ -115,6 +124,9 @@ class Rule:
 
     def check(self, lineup: Lineup) -> None:
         """Refuse, by a ConfigError, a cohort that this rule cannot work with."""
+
+    def check_beside(self, algorithm: Any) -> None:
+        """Refuse, by a ConfigError, other parts that this rule cannot stand beside."""
 
     # -- client half ------------------------------------------------------------------------
     def init_client(self, w: Vec, sizes: Sizes) -> Tree:
@@ -199,10 +211,21 @@ class Rule:
         return state
 
 
+CLIENT_HALF = (
+    *("init_client", "probe", "begin", "start", "look_at", "loss", "penalty", "direction"),
+    *("after_step", "review", "finish", "row", "after_round"),
+)
+
+
 def overrides(part: Rule | Aggregate, hook: str) -> bool:
     """Tell whether a rule or an aggregate has a hook of its own."""
     base = Rule if isinstance(part, Rule) else Aggregate
     return getattr(type(part), hook) is not getattr(base, hook, None)
+
+
+def serves_only(rule: Rule) -> bool:
+    """Tell whether a rule has no client half."""
+    return not any(overrides(rule, hook) for hook in CLIENT_HALF)
 
 
 class Aggregate:
@@ -211,6 +234,7 @@ class Aggregate:
     needs_path: ClassVar[bool] = False
     exact_path: ClassVar[bool] = False  # wants ||a_i||_1 itself: clipping is refused
     shares_probe: ClassVar[bool] = False
+    means: ClassVar[tuple[str, ...]] = ()  # of what its update is a mean: "deltas", "steps"
 
     def check(self, lineup: Lineup) -> None:
         """Refuse, by a ConfigError, a cohort that this aggregate cannot work with."""
@@ -236,10 +260,12 @@ class Aggregate:
 class Mean(Aggregate):
     """FedAvg (McMahan et al. 2017): the mean of the deltas, weighted by n_i or uniformly."""
 
+    means: ClassVar[tuple[str, ...]] = ("deltas", "steps")
+
     by_size: bool = static(default=True)
 
     def weight(self, view: ClientView) -> Tensor:
-        return view.size if self.by_size else view.size * 0 + 1
+        return view.size if self.by_size else torch.ones_like(view.size)
 
     def lift(self, delta: Vec, view: ClientView) -> Tree:
         weight = self.weight(view)

@@ -76,7 +76,7 @@ def _check_number(name: str, value: Any, low: float, high: float, ends: str) -> 
 @dataclass_transform(frozen_default=True, field_specifiers=(static, number, part, field))
 def record(cls: type[T]) -> type[T]:
     """Make `cls` a frozen dataclass whose non-static fields are the branches of a tree."""
-    own_check = cls.__dict__.get("__post_init__")
+    own_check = getattr(cls, "__post_init__", None)  # inherited ones hold for subclasses too
 
     def __post_init__(self: Any) -> None:
         check_fields(self)

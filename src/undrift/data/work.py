@@ -119,6 +119,12 @@ class Work:
         amount = integers(fold(seed, "work", round, ids), 0, low, high + 1)
         return amount * per_epoch if self.steps is None else torch.where(per_epoch > 0, amount, 0)
 
+    def most_steps(self, sizes: Tensor) -> Tensor:
+        """Tell the most steps that clients of these sizes take in any round."""
+        _, high = _ends("amount", self.amount)
+        per_epoch = self.per_epoch(sizes)
+        return high * per_epoch if self.steps is None else torch.where(per_epoch > 0, high, 0)
+
     def plan(
         self,
         seed: int,

@@ -91,15 +91,18 @@ class Engine:
         if not algo.needs_path or not work.ids:
             return
         one = work.part(slice(0, 1))
+        one = one._replace(steps=torch.ones_like(one.steps))  # a rule may divide by them
         broadcast, clients = self._probed(algo, server, one)
         batch = self.batch(one.info.id, one.order.new_zeros(1, 1))
         check_path(algo, self.task, broadcast, *tree_map(lambda v: v[0], (clients, batch)))
 
-    def admit(self, algo: Algorithm, server: Server, work: Assignment) -> None:
-        """Let the parts that are particular about their cohort refuse it."""
+    def admit(self, algo: Algorithm, server: Server, work: Assignment | None) -> None:
+        """Let the parts that are particular about their cohort refuse it; None is nobody."""
+        if work is None or not work.ids:
+            return
         lr = algo.local.lr_at(server.round, torch.zeros_like(server.round))
-        for part in algo.parts:
-            if overrides(part, "check") and work.ids:
+        for part in algo.everything:
+            if overrides(part, "check"):
                 part.check(Lineup(work.info, work.steps.to(work.info.size), lr))
 
     # -- what a subclass defines -------------------------------------------------------------

@@ -1,10 +1,12 @@
 """The mechanisms of the papers, and the algorithms made of them."""
 
 from undrift.core.local import (
+    Adam,
     AdamW,
     Exponential,
     HeavyBall,
     InverseTime,
+    Listed,
     Milestones,
     Nesterov,
     RmsProp,
@@ -22,12 +24,12 @@ from undrift.rules.client import (
     ScaffoldM,
 )
 from undrift.rules.contrast import Moon
-from undrift.rules.duals import FedAdmm, FedDc, FedDyn, FedPd, VrlSgd
+from undrift.rules.duals import FedAdmm, FedDc, FedDyn, FedDynExact, FedPd, VrlSgd
 from undrift.rules.fair import QFair
 from undrift.rules.features import RFedAvg, RFedAvgPlus, RFedAvgPlusAll
 from undrift.rules.local import sgd
-from undrift.rules.mime import Ema, EmaAdam, Mime, MimeLite
-from undrift.rules.momentum import FedAdc, MomentumAdd, MomentumMix, SlowMo
+from undrift.rules.mime import Ema, EmaAdam, Mime, MimeLite, Trace
+from undrift.rules.momentum import FedAdc, MomentumAdd, MomentumMix, MomentumScaled, SlowMo
 from undrift.rules.named import (
     catalogue,
     comfed,
@@ -64,10 +66,11 @@ from undrift.rules.recipes import (
 )
 from undrift.rules.server import Adaptive, ServerMomentum, Step
 from undrift.rules.two_blocks import Ball, Clusters, PseudoLabels, TwoBlocks, two_blocks
-from undrift.rules.vra import FedVra, FedVraEach, PerClient, ShareSum
+from undrift.rules.vra import FedVra, FedVraEach, PerClient, PerRound, ShareSum
 
 __all__ = [
     "AdaBest",
+    "Adam",
     "AdamW",
     "Adaptive",
     "Ball",
@@ -80,21 +83,25 @@ __all__ = [
     "FedAdmm",
     "FedDc",
     "FedDyn",
+    "FedDynExact",
     "FedPd",
     "FedVra",
     "FedVraEach",
     "HeavyBall",
     "InverseTime",
+    "Listed",
     "Mean",
     "Milestones",
     "Mime",
     "MimeLite",
     "MomentumAdd",
     "MomentumMix",
+    "MomentumScaled",
     "Moon",
     "Nesterov",
     "Nova",
     "PerClient",
+    "PerRound",
     "Prox",
     "PseudoLabels",
     "QFair",
@@ -114,6 +121,7 @@ __all__ = [
     "SlowMo",
     "Spent",
     "Step",
+    "Trace",
     "TwoBlocks",
     "VrlSgd",
     "adabest",

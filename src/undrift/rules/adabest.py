@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from undrift.core.rule import ClientView, Rule, ServerView, Sizes
 from undrift.core.task import Vec
 from undrift.core.tree import EMPTY, Tree, number, record, static
+from undrift.rules.claims import DUALS
 
 
 class Drift(NamedTuple):
@@ -46,6 +47,9 @@ class AdaBest(Rule):
     before.  `patience`: rounds without progress of ||h|| after which beta falls by a tenth.
     mu = beta = 0: FedAvg.  beta = 1 beside Prox(mu), everybody: FedDyn(mu).
     """
+
+    claims: ClassVar[tuple[str, ...]] = (DUALS,)
+    changes: ClassVar[str] = "update"
 
     mu: float = number(default=0.02, low=0)
     beta: float = number(default=0.96, low=0, high=1)

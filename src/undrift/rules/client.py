@@ -5,13 +5,16 @@ R1, R2, ... are readings in docs/conventions.md.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from undrift.core.rule import ClientView, Rule, ServerView, Sizes
 from undrift.core.task import Vec
+from undrift.core.together import around
 from undrift.core.tree import EMPTY, Tree, number, record, static
+from undrift.errors import ConfigError
+from undrift.rules.claims import MOMENTUM, VARIATES
 
 
 @record
@@ -36,6 +39,7 @@ class Scaffold(Rule):
     """
 
     needs_path: ClassVar[bool] = True
+    claims: ClassVar[tuple[str, ...]] = (VARIATES,)
 
     c_by_size: bool = static(default=False)  # c moves by sum q_i dc_i instead of sum dc_i / N
 
@@ -55,7 +59,7 @@ class Scaffold(Rule):
         return g + (view.broadcast - view.mine)
 
     def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
-        c_i = view.mine - view.broadcast + delta / (view.path * view.lr)
+        c_i = view.mine - view.broadcast + view.lost / (view.path * view.lr)
         return delta, c_i, weighed(c_i - view.mine, view, self.c_by_size)
 
     def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
@@ -66,7 +70,12 @@ class Scaffold(Rule):
 class ScaffoldGradient(Rule):
     """SCAFFOLD (Karimireddy et al. 2020, alg. 1), option I: c_i is the full gradient at x."""
 
+    claims: ClassVar[tuple[str, ...]] = (VARIATES,)
+
     c_by_size: bool = static(default=False)
+
+    def check_beside(self, algorithm: Any) -> None:
+        need_gradients(self, algorithm)
 
     def init_client(self, w: Vec, sizes: Sizes) -> Tree:
         return torch.zeros_like(w)  # c_i
@@ -116,6 +125,11 @@ class ScaffoldFresh(Rule):
     The server's c is the cohort's mean of c_i, used in the next round.
     """
 
+    claims: ClassVar[tuple[str, ...]] = (VARIATES,)
+
+    def check_beside(self, algorithm: Any) -> None:
+        need_gradients(self, algorithm)
+
     def init_server(self, w: Vec, sizes: Sizes) -> Tree:
         return torch.zeros_like(w)  # c
 
@@ -133,6 +147,16 @@ class ScaffoldFresh(Rule):
 
     def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
         return update, view.upload[0] / view.upload[1]
+
+
+def need_gradients(rule: Rule, algorithm: Any) -> None:
+    """Refuse a mixture before a rule that takes a whole gradient out of what it gets."""
+    mixed = [r for r in around(rule, algorithm)[0] if MOMENTUM in r.claims]
+    if mixed:
+        name, other = type(rule).__name__, type(mixed[0]).__name__
+        raise ConfigError(
+            f"{name} corrects gradients, not what {other} makes of them: put it first"
+        )
 
 
 @record
@@ -167,6 +191,8 @@ class ScaffoldM(Rule):
     """
 
     needs_path: ClassVar[bool] = True
+    claims: ClassVar[tuple[str, ...]] = (VARIATES,)
+    reads: ClassVar[str] = "steps"
 
     def init_client(self, w: Vec, sizes: Sizes) -> Tree:
         return torch.zeros_like(w)  # h_i
@@ -184,7 +210,7 @@ class ScaffoldM(Rule):
         return g + (view.broadcast - view.mine)
 
     def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
-        return delta, view.mine - view.broadcast + delta / (view.path * view.lr), EMPTY
+        return delta, view.mine - view.broadcast + view.lost / (view.path * view.lr), EMPTY
 
     def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
         fraction = view.count / view.population

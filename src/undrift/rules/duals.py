@@ -9,12 +9,17 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import jacrev
 
-from undrift.core.rule import ClientView, Lineup, Rule, ServerView, Sizes
+from undrift.core.local import Schedule
+from undrift.core.rule import ClientView, Lineup, Rule, ServerView, Sizes, overrides
 from undrift.core.task import Vec
+from undrift.core.together import moves
 from undrift.core.tree import EMPTY, Tree, number, record, static
 from undrift.errors import ConfigError
+from undrift.rules.claims import DUALS, VARIATES
 from undrift.rules.client import mean_after
+from undrift.rules.server import Step
 
 
 @record
@@ -24,6 +29,10 @@ class FedDyn(Rule):
     `by_size` pulls by alpha_i = alpha mean(n) / n_i.  alpha = 0: only the server's h is left.
     Everybody takes part, uniform weights: FedADMM and FedPD with rho = alpha.
     """
+
+    claims: ClassVar[tuple[str, ...]] = (DUALS,)
+    reads: ClassVar[str] = "deltas"
+    changes: ClassVar[str] = "update"
 
     alpha: float = number(default=0.01, low=0)
     by_size: bool = static(default=False)
@@ -50,6 +59,44 @@ class FedDyn(Rule):
         return update + h, h
 
 
+@record
+class FedDynExact(FedDyn):
+    """FedDyn whose local problem is solved at once, for quadratic losses and few parameters.
+
+    One Newton step from x: y = x - (A + alpha I)^-1 (grad f_i(x) - h_i), A the curvature at x of
+    all own data; exact where A is constant.  Whatever the local optimizer does is replaced.
+    """
+
+    alpha: float = number(default=0.01, low=0, ends="()")
+
+    def check_beside(self, algorithm: Any) -> None:
+        need_own_steps(self, algorithm, "solves its problem at once")
+
+    def probe(self, view: ClientView) -> Tree:
+        return view.grad_at(view.w0), jacrev(view.grad_at)(view.w0)
+
+    def direction(self, g: Vec, view: ClientView) -> Vec:
+        return g
+
+    def after_step(self, w: Vec, view: ClientView) -> Vec:
+        (g, curvature), one = view.probe, torch.eye(len(w), dtype=w.dtype, device=w.device)
+        share = view.client.mean_size / view.size if self.by_size else 1.0
+        solved = torch.linalg.solve(curvature + share * self.alpha * one, g - share * view.mine)
+        return view.w0 - solved
+
+
+def need_own_steps(rule: Any, algorithm: Any, why: str) -> None:
+    """Refuse parts that act on local steps or count them, where these are not theirs."""
+    hooks = ("start", "look_at", "penalty", "direction", "after_step")
+    others = [r for r in algorithm.rules if r is not rule and any(overrides(r, h) for h in hooks)]
+    others += [part for part in algorithm.everything if part.needs_path]
+    if others:
+        raise ConfigError(
+            f"a client of {type(rule).__name__} {why}, so that {type(others[0]).__name__} would "
+            "be wrong about its local steps: leave one of them out"
+        )
+
+
 class AdmmState(NamedTuple):
     """What a client of FedADMM keeps."""
 
@@ -61,10 +108,17 @@ class AdmmState(NamedTuple):
 class FedAdmm(Rule):
     """FedADMM (Gong, Li & Freris 2022, alg. 1): only sampled clients update their duals."""
 
+    claims: ClassVar[tuple[str, ...]] = (DUALS,)
+    reads: ClassVar[str] = "deltas"
+    changes: ClassVar[str] = "delta"
+
     rho: float = number(default=0.01, low=0)
 
     def init_client(self, w: Vec, sizes: Sizes) -> Tree:
         return AdmmState(w.clone(), torch.zeros_like(w))
+
+    def check_beside(self, algorithm: Any) -> None:
+        need_plain_server(self, algorithm, "messages are changes, which must all be added up")
 
     def direction(self, g: Vec, view: ClientView) -> Vec:
         return g + view.mine.a + self.rho * (view.w - view.w0)
@@ -78,6 +132,10 @@ class FedAdmm(Rule):
 @record
 class FedPd(Rule):
     """FedPD (Zhang et al. 2021, alg. 1) that communicates in every round; everybody takes part."""
+
+    claims: ClassVar[tuple[str, ...]] = (DUALS,)
+    reads: ClassVar[str] = "deltas"
+    changes: ClassVar[str] = "delta"
 
     rho: float = number(default=0.01, low=0, ends="()")
 
@@ -105,6 +163,22 @@ def need_everybody(rule: Any, lineup: Lineup) -> None:
         )
 
 
+def need_plain_server(rule: Any, algorithm: Any, why: str, lr: float | None = None) -> None:
+    """Refuse what changes the update on its way; `lr` is the only step that will do."""
+    others = [r for r in algorithm.chain if r is not rule and (moves(r) or r.changes == "delta")]
+    moving = [r for r in others if not (type(r) is Step and _is_step(r, lr))]
+    if moving:
+        step = "a server step" if lr is None else f"a server step of {lr:g}"
+        raise ConfigError(
+            f"{type(rule).__name__}'s {why}, but {type(moving[0]).__name__} changes the update: "
+            f"use {step}"
+        )
+
+
+def _is_step(step: Step, lr: float | None) -> bool:
+    return lr is None or (step.lr == lr and type(step.schedule) is Schedule)
+
+
 class DriftState(NamedTuple):
     """What a client of FedDC keeps."""
 
@@ -121,6 +195,9 @@ class FedDc(Rule):
 
     needs_path: ClassVar[bool] = True
     in_path: ClassVar[bool] = False  # c_i divides by the paper's K, which the pull does not shorten
+    claims: ClassVar[tuple[str, ...]] = (DUALS, VARIATES)
+    reads: ClassVar[str] = "deltas"
+    changes: ClassVar[str] = "update"
 
     alpha: float = number(default=0.01, low=0)
 
@@ -169,6 +246,8 @@ class VrlSgd(Rule):
     """
 
     needs_path: ClassVar[bool] = True
+    claims: ClassVar[tuple[str, ...]] = (VARIATES,)
+    reads: ClassVar[str] = "deltas"
 
     def init_client(self, w: Vec, sizes: Sizes) -> Tree:
         zero, none = torch.zeros_like(w), w.new_zeros(())
@@ -176,6 +255,9 @@ class VrlSgd(Rule):
 
     def check(self, lineup: Lineup) -> None:
         need_everybody(self, lineup)
+
+    def check_beside(self, algorithm: Any) -> None:
+        need_plain_server(self, algorithm, "next model must be the mean of its clients'", lr=1.0)
 
     def direction(self, g: Vec, view: ClientView) -> Vec:
         return g - deviation(view.mine, view.w0, view.round)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from undrift.core.rule import Aggregate, ClientView, Lineup
@@ -32,7 +33,7 @@ class QFair(Aggregate):
             )
 
     def weight(self, view: ClientView) -> Tensor:
-        return view.size * 0 + 1
+        return torch.ones_like(view.size)
 
     def probe(self, view: ClientView) -> Tree:
         return loss_at_start(view)

@@ -6,7 +6,7 @@ feature means here; `delta` is what a model loses.
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,13 +29,15 @@ class Means(NamedTuple):
 class RFedAvg(Rule):
     """rFedAvg (Wang et al. 2023, alg. 1 and eq. 5): every client gets the others' feature means.
 
-    A mean is taken at the own final model (R18); the first ones at x_0.  strength = 0: FedAvg.
+    A mean is taken at the own final model (R18); the first ones at x_0.  `batch` examples of each
+    client make it (None: all).  strength = 0: FedAvg.
     """
 
     refresh: ClassVar[str] = "once"
 
     strength: float = number(default=1e-4, low=0)
     noise: FeatureNoise | None = None
+    batch: Any = static(default=None)
 
     def init_server(self, w: Vec, sizes: Sizes) -> Tree:
         return empty_table(self, w, sizes)
@@ -49,7 +51,7 @@ class RFedAvg(Rule):
         return self.strength * (known * gaps).sum() / known.sum().clamp(min=1)
 
     def review(self, view: ClientView) -> Tree:
-        return own_mean(view, self.noise, "review")
+        return own_mean(view, self.noise, "review", self.batch)
 
     def row(self, delta: Vec, view: ClientView) -> Tree:
         return view.review
@@ -58,7 +60,7 @@ class RFedAvg(Rule):
         return update, taken_in(state, view)
 
     def after_round(self, view: ClientView) -> Tree:
-        return own_mean(view, self.noise, "after_round")
+        return own_mean(view, self.noise, "after_round", self.batch)
 
     def server_after(self, state: Tree, view: ServerView) -> Tree:
         return taken_in(state, view)
@@ -68,12 +70,15 @@ class RFedAvg(Rule):
 class RFedAvgPlus(Rule):
     """rFedAvg+ (Wang et al. 2023, alg. 2): one vector per client, means at the NEW model.
 
-    Same gradient as rFedAvg for the same feature means.  strength = 0: FedAvg.
+    Same gradient as rFedAvg for the same feature means.  `include_self` counts the own mean among
+    the others', and `batch` examples make a mean, both as in the authors' code.  strength = 0:
+    FedAvg.
     """
 
     strength: float = number(default=1e-4, low=0)
     noise: FeatureNoise | None = None
     include_self: bool = static(default=False)
+    batch: Any = static(default=None)
 
     def init_server(self, w: Vec, sizes: Sizes) -> Tree:
         return empty_table(self, w, sizes)
@@ -87,7 +92,7 @@ class RFedAvgPlus(Rule):
         return self.strength * (batch_mean(out, view) - view.personal).square().sum()
 
     def after_round(self, view: ClientView) -> Tree:
-        return own_mean(view, self.noise, "after_round")
+        return own_mean(view, self.noise, "after_round", self.batch)
 
     def server_after(self, state: Tree, view: ServerView) -> Tree:
         return taken_in(state, view)
@@ -126,9 +131,39 @@ def batch_mean(out: Output, view: ClientView) -> Tensor:
     return masked_mean(features_of(out), view.batch.mask)
 
 
-def own_mean(view: ClientView, noise: FeatureNoise | None, purpose: str) -> Tensor:
+def own_mean(
+    view: ClientView, noise: FeatureNoise | None, purpose: str, batch: Any = None
+) -> Tensor:
     """Average the features of own data at the model `view.w`, with noise if asked for."""
     features = features_of(view.output_at(view.w))
     if noise is None:
-        return masked_mean(features, view.batch.mask)
+        return mean_of_some(features, view, batch)
     return noisy_mean(features, view, noise, purpose)
+
+
+def mean_of_some(features: Tensor, view: ClientView, batch: Any) -> Tensor:
+    """Average a piece's features so that the mean over all pieces is that over `batch` examples.
+
+    None takes all; a number that many, the next ones in every round; a tuple of (round, client,
+    positions) those.
+    """
+    at, n = view.batch.index, view.size
+    if batch is None:
+        return masked_mean(features, view.batch.mask)
+    if isinstance(batch, int):
+        chosen = torch.remainder(at.to(n.dtype) - batch * view.round, n) < batch
+        weight = chosen.to(n.dtype) * n / n.clamp(max=batch)
+    else:
+        weight = named_weights(batch, view)
+    return masked_mean(features * weight[:, None], view.batch.mask)
+
+
+def named_weights(named: Any, view: ClientView) -> Tensor:
+    """Weigh a piece's examples by how often they are named for this round and client."""
+    weight = torch.zeros_like(view.batch.index, dtype=view.size.dtype)
+    for round, client, positions in named:
+        own = (view.round == round) & (view.client.id == client)
+        listed = torch.tensor(positions, device=weight.device)
+        count = (view.batch.index[:, None] == listed).sum(1).to(weight.dtype)
+        weight = weight + own * count * view.size / len(positions)
+    return weight

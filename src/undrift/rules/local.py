@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from undrift.core.local import HeavyBall, Nesterov, Sgd
+from undrift.core.local import Exponential, HeavyBall, Listed, Nesterov, Sgd
 from undrift.errors import ConfigError
 
 
-def sgd(lr: float = 0.1, momentum: float = 0.0, *, nesterov: bool = False, **more: Any) -> Sgd:
+def sgd(
+    lr: float | Sequence[float] = 0.1,
+    momentum: float = 0.0,
+    *,
+    nesterov: bool = False,
+    lr_decay: float | None = None,
+    **more: Any,
+) -> Sgd:
     """Local SGD as in torch: plain, heavy ball or Nesterov.
+
+    `lr_decay` multiplies lr after every round; a list of lrs gives the one of each round.
 
     >>> type(sgd(0.1, momentum=0.9)).__name__
     'HeavyBall'
+    >>> sgd([0.1, 0.05]).schedule
+    Listed(rounds=(1.0, 0.5), steps=(1.0,))
     """
+    lr, schedule = _scheduled(lr, lr_decay)
+    if schedule:
+        if "schedule" in more:
+            raise ConfigError("sgd: lr_decay and a list of lrs are schedules; give one schedule")
+        more = {**more, **schedule}
     if momentum == 0 and nesterov:
         raise ConfigError("sgd(nesterov=True) needs a momentum above 0")
     if momentum == 0:
         return Sgd(lr=lr, **more)
     return (Nesterov if nesterov else HeavyBall)(lr=lr, momentum=momentum, **more)
+
+
+def _scheduled(lr: Any, decay: float | None) -> tuple[float, dict[str, Any]]:
+    if not isinstance(lr, (list, tuple)):
+        return lr, {} if decay is None else {"schedule": Exponential(decay)}
+    if decay is not None or not lr or not lr[0]:
+        raise ConfigError(f"sgd(lr={lr!r}): a list starts above 0 and has no lr_decay beside it")
+    return float(lr[0]), {"schedule": Listed(tuple(rate / lr[0] for rate in lr))}
 
 
 def local_of(lr: float | None, local: Sgd | None) -> Sgd:

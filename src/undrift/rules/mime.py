@@ -10,6 +10,7 @@ from torch import Tensor
 from undrift.core.rule import ClientView, Rule, ServerView, Sizes
 from undrift.core.task import Vec
 from undrift.core.tree import EMPTY, Tree, number, part, record, static
+from undrift.rules.claims import MOMENTUM, VARIATES
 
 
 @record
@@ -27,6 +28,28 @@ class Ema:
     def next(self, g: Vec, state: Tree) -> Tree:
         """Take a gradient in."""
         return (1 - self.beta) * g + self.beta * state
+
+    def use(self, state: Tree, round: Tensor) -> Vec:
+        """Turn a state into a direction."""
+        direction: Vec = state
+        return direction
+
+
+@record
+class Trace:
+    """SGD with momentum as a sum, m <- g + beta m (optax's trace, so fedjax's Mime)."""
+
+    linear: ClassVar[bool] = True
+
+    beta: float = number(default=0.9, low=0, high=1, ends="[)")
+
+    def init(self, w: Vec) -> Tree:
+        """Give the first state."""
+        return torch.zeros_like(w)
+
+    def next(self, g: Vec, state: Tree) -> Tree:
+        """Take a gradient in."""
+        return g + self.beta * state
 
     def use(self, state: Tree, round: Tensor) -> Vec:
         """Turn a state into a direction."""
@@ -76,6 +99,8 @@ class MimeLite(Rule):
     beta = 0: FedAvg.
     """
 
+    claims: ClassVar[tuple[str, ...]] = (MOMENTUM,)
+
     base: Any = part(default_factory=Ema)
 
     @property
@@ -109,6 +134,7 @@ class Mime(Rule):
     """
 
     shares_probe: ClassVar[bool] = True
+    claims: ClassVar[tuple[str, ...]] = (MOMENTUM, VARIATES)
 
     base: Any = part(default_factory=Ema)
 

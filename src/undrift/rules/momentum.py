@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from undrift.core.local import Sgd
 from undrift.core.rule import ClientView, Rule, ServerView, Sizes
 from undrift.core.task import Vec
 from undrift.core.tree import EMPTY, Tree, number, record, static
+from undrift.errors import ConfigError
+from undrift.rules.claims import MOMENTUM
+from undrift.rules.server import SECOND_MOMENTS
 
 
 @record
@@ -39,10 +43,17 @@ class FedAdc(Rule):
     beta_local = 0: SlowMo(beta_global).
     """
 
+    claims: ClassVar[tuple[str, ...]] = (MOMENTUM,)
+    reads: ClassVar[str] = "deltas"
+    changes: ClassVar[str] = "update"
+
     beta_local: float = number(default=0.9, low=0, high=1)
     beta_global: float = number(default=0.9, low=0, high=1)
     lr: float = number(default=1.0, low=0)
     nesterov: bool = static(default=False)
+
+    def check_beside(self, algorithm: Any) -> None:
+        need_plain_steps(self, algorithm.local)
 
     def init_server(self, w: Vec, sizes: Sizes) -> Tree:
         return torch.zeros_like(w)  # m
@@ -66,6 +77,16 @@ class FedAdc(Rule):
         return self.lr * view.lr * m, m
 
 
+def need_plain_steps(rule: FedAdc, local: Sgd) -> None:
+    """Refuse a local optimizer that adds beta_local m up to more than itself: m would explode."""
+    spreads = not (isinstance(rule.beta_local, int | float) and rule.beta_local == 0)
+    if spreads and type(local) is not Sgd:
+        raise ConfigError(
+            "FedAdc spreads its momentum over plain steps and takes it out of the update again, "
+            f"but {type(local).__name__} would not leave it as it is: use Sgd(lr=...)"
+        )
+
+
 class Going(NamedTuple):
     """The server's average of updates, and what one unit of gradient is worth in it."""
 
@@ -83,6 +104,8 @@ class MomentumMix(Rule):
 
     needs_path: ClassVar[bool] = True
     in_path: ClassVar[bool] = False  # K counts the optimizer's steps, not the mixture
+    claims: ClassVar[tuple[str, ...]] = (MOMENTUM,)
+    reads: ClassVar[str] = "steps"
 
     b: float = number(default=0.9, low=0, high=1)
     beta: float = number(default=0.9, low=0, high=1)
@@ -94,7 +117,8 @@ class MomentumMix(Rule):
         return state.m / state.unit  # M
 
     def direction(self, g: Vec, view: ClientView) -> Vec:
-        return (1 - self.b) * g + self.b * view.broadcast
+        # what decays belongs to g: M, an average of whole steps, holds its share of it already
+        return (1 - self.b) * g + self.b * (view.broadcast - view.decay(view.w))
 
     def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
         return delta, EMPTY, (view.size * view.path, view.size)
@@ -102,6 +126,39 @@ class MomentumMix(Rule):
     def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
         m = self.beta * state.m + (1 - self.beta) * update
         return update, Going(m, unit_of(view))
+
+
+class Scaled(NamedTuple):
+    """`Going`, and the second moment of updates."""
+
+    m: Vec
+    unit: Tensor
+    v: Vec
+
+
+@record
+class MomentumScaled(MomentumMix):
+    """`MomentumMix` with M scaled as the server scales it: by 1 / (sqrt(v) + tau), mean 1.
+
+    v is the server's second moment of updates; kind, beta2, tau and v0 are those of `Adaptive`.
+    """
+
+    kind: str = static(default="adam", choices=("adam", "adagrad", "yogi"))
+    beta2: float = number(default=0.99, low=0, high=1)
+    tau: float = number(default=1e-3, low=0, ends="()")
+    v0: float = number(default=0.0, low=0)
+
+    def init_server(self, w: Vec, sizes: Sizes) -> Tree:
+        return Scaled(torch.zeros_like(w), w.new_ones(()), torch.zeros_like(w) + self.v0)
+
+    def broadcast(self, state: Tree) -> Tree:
+        scale = 1 / (state.v.sqrt() + self.tau)
+        return state.m / state.unit * (scale / scale.mean())  # M
+
+    def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
+        m = self.beta * state.m + (1 - self.beta) * update
+        v = SECOND_MOMENTS[self.kind](state.v, update * update, self.beta2)
+        return update, Scaled(m, unit_of(view), v)
 
 
 @record
@@ -114,9 +171,15 @@ class MomentumAdd(Rule):
     needs_path: ClassVar[bool] = True
     exact_path: ClassVar[bool] = True  # else something of b M would stay in the update
     in_path: ClassVar[bool] = False
+    claims: ClassVar[tuple[str, ...]] = (MOMENTUM,)
+    reads: ClassVar[str] = "steps"
+    changes: ClassVar[str] = "update"
 
     b: float = number(default=0.9, low=0, high=1)
     beta: float = number(default=0.9, low=0, high=1)
+
+    def check_beside(self, algorithm: Any) -> None:
+        need_sizes(self, algorithm.aggregate)
 
     def init_server(self, w: Vec, sizes: Sizes) -> Tree:
         return Going(torch.zeros_like(w), w.new_ones(()))
@@ -134,6 +197,15 @@ class MomentumAdd(Rule):
         unit = unit_of(view)
         pure = update - self.b * unit * (state.m / state.unit)
         return pure, Going(self.beta * state.m + (1 - self.beta) * pure, unit)
+
+
+def need_sizes(rule: Rule, aggregate: Any) -> None:
+    """Refuse other weights than those of K, with which something of b M would stay."""
+    if not getattr(aggregate, "by_size", False):
+        raise ConfigError(
+            f"{type(rule).__name__} takes b M out of the update again, by size, but "
+            f"{aggregate!r} has other weights: use Mean() or Nova()"
+        )
 
 
 def unit_of(view: ServerView) -> Tensor:

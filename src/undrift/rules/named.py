@@ -19,9 +19,16 @@ from undrift.rules.client import (
     ScaffoldLiteral,
     ScaffoldM,
 )
-from undrift.rules.compat import ScaffoldPostStep
+from undrift.rules.compat import (
+    NovaBySteps,
+    NovaHarmonic,
+    ScaffoldBaseLr,
+    ScaffoldMPrinted,
+    ScaffoldPostStep,
+    ScaffoldUnbalanced,
+)
 from undrift.rules.local import local_of
-from undrift.rules.momentum import MomentumAdd, MomentumMix
+from undrift.rules.momentum import MomentumAdd, MomentumMix, MomentumScaled, SlowMo
 from undrift.rules.recipes import (
     adabest,
     fedadc,
@@ -50,9 +57,11 @@ def fedavg(lr: float | None = None, *, local: Sgd | None = None, by_size: bool =
     return Algorithm(local=local_of(lr, local), aggregate=Mean(by_size))
 
 
-def fedprox(lr: float | None = None, *, mu: float = 0.01, local: Sgd | None = None) -> Algorithm:
+def fedprox(
+    lr: float | None = None, *, mu: float = 0.01, local: Sgd | None = None, by_size: bool = True
+) -> Algorithm:
     """FedProx (Li et al. 2020)."""
-    return Algorithm((Prox(mu),), local=local_of(lr, local))
+    return Algorithm((Prox(mu),), local_of(lr, local), Mean(by_size))
 
 
 def scaffold_rule(
@@ -84,33 +93,75 @@ def scaffold(
     local: Sgd | None = None,
     by_size: bool = False,
     c_weights: Literal["uniform", "size"] = "uniform",
-    correction: Literal["gradient", "post_step"] = "gradient",
+    correction: Literal["gradient", "post_step", "unbalanced"] = "gradient",
+    scaffold_base_lr: bool = False,
 ) -> Algorithm:
     """SCAFFOLD (Karimireddy et al. 2020): uniform weights, option II unless asked otherwise.
 
-    `correction` "post_step" acts after the optimizer's step, as in NIID-Bench (option II).
+    `correction` "post_step" acts after the optimizer's step, as in NIID-Bench; "unbalanced" scales
+    by r_i = n_i / mean(n), as in FedDyn's code, which also divides by the undecayed lr
+    (`scaffold_base_lr`).  All three are option II.
     """
-    if correction not in ("gradient", "post_step"):
-        raise unknown_name("correction", correction, ["gradient", "post_step"], "scaffold")
-    rule = scaffold_rule(option, "persistent", c_weights)
+    chosen = local_of(lr, local)
+    rule = _scaffold_of_code(correction, chosen, scaffold_base_lr, c_weights == "size")
+    if rule is not None and option != "II":
+        raise ConfigError(f"scaffold: only option II divides by K lr, got option {option!r}")
+    if rule is None:
+        rule = scaffold_rule(option, "persistent", c_weights)
+    return Algorithm((rule,), chosen, Mean(by_size), Step(server_lr))
+
+
+def _scaffold_of_code(correction: str, local: Sgd, base: bool, c_by_size: bool) -> Rule | None:
+    """Choose among other people's forms; None is the paper's."""
+    if correction == "gradient":
+        return ScaffoldBaseLr(c_by_size, local.lr) if base else None
+    if correction not in ("post_step", "unbalanced"):
+        known = ["gradient", "post_step", "unbalanced"]
+        raise unknown_name("correction", correction, known, "scaffold")
+    if c_by_size or (base and correction == "post_step"):
+        raise ConfigError(f"scaffold: {correction} has uniform weights of c and the round's own lr")
     if correction == "post_step":
-        if (option, c_weights) != ("II", "uniform"):
-            raise ConfigError("scaffold: post_step is option II with uniform weights of c")
-        rule = ScaffoldPostStep()
-    return Algorithm((rule,), local_of(lr, local), Mean(by_size), Step(server_lr))
+        return ScaffoldPostStep()
+    return ScaffoldUnbalanced(lr=local.lr if base else None)
 
 
-def scaffold_m(lr: float | None = None, *, local: Sgd | None = None) -> Algorithm:
-    """SCAFFOLD/m (Varno et al. 2022): SCAFFOLD that uploads models only."""
-    return Algorithm((ScaffoldM(),), local_of(lr, local), Mean(by_size=False))
+def scaffold_m(
+    lr: float | None = None, *, printed_decay: bool = False, local: Sgd | None = None
+) -> Algorithm:
+    """SCAFFOLD/m (Varno et al. 2022): SCAFFOLD that uploads models only.
+
+    `printed_decay` keeps (N-1)/N of h, as printed (R9).
+    """
+    rule = (ScaffoldMPrinted if printed_decay else ScaffoldM)()
+    return Algorithm((rule,), local_of(lr, local), Mean(by_size=False))
 
 
 def fednova(
-    lr: float | None = None, *, mu: float | None = None, local: Sgd | None = None
+    lr: float | None = None,
+    *,
+    mu: float | None = None,
+    gmf: float = 0.0,
+    tau_eff: Literal["path", "steps", "harmonic"] = "path",
+    by_size: bool = True,
+    local: Sgd | None = None,
 ) -> Algorithm:
-    """FedNova (Wang et al. 2020), with FedProx's pull if `mu` is given."""
+    """FedNova (Wang et al. 2020), with FedProx's pull if `mu` is given.
+
+    `gmf` is the slow momentum of the server.  `tau_eff` is the common length: the mean of
+    ||a_i||_1, that of K_i (the authors' code where mu is given), or the harmonic one (fedsim).
+    """
+    kinds: dict[str, Callable[[], Aggregate]] = {
+        "path": lambda: Nova(by_size),
+        "steps": NovaBySteps,
+        "harmonic": NovaHarmonic,
+    }
+    if tau_eff not in kinds:
+        raise unknown_name("tau_eff", tau_eff, list(kinds), "fednova")
+    if not by_size and tau_eff != "path":
+        raise ConfigError(f"fednova: tau_eff {tau_eff!r} is weighted by size in that code")
     rules = () if mu is None else (Prox(mu),)
-    return Algorithm(rules, local_of(lr, local), Nova())
+    server = SlowMo(gmf) if gmf else Rule()
+    return Algorithm(rules, local_of(lr, local), kinds[tau_eff](), server)
 
 
 def fedavgm(
@@ -119,34 +170,51 @@ def fedavgm(
     beta: float = 0.9,
     server_lr: float = 1.0,
     dampening: bool = False,
+    by_size: bool = True,
     local: Sgd | None = None,
 ) -> Algorithm:
     """FedAvgM (Hsu et al. 2019)."""
-    return Algorithm(
-        local=local_of(lr, local), server=ServerMomentum(server_lr, beta, dampening=dampening)
-    )
+    step = ServerMomentum(server_lr, beta, dampening=dampening)
+    return Algorithm((), local_of(lr, local), Mean(by_size), step)
 
 
 def fedadam(
-    lr: float | None = None, *, server_lr: float = 0.01, local: Sgd | None = None, **server: Any
+    lr: float | None = None,
+    *,
+    server_lr: float = 0.01,
+    local: Sgd | None = None,
+    by_size: bool = True,
+    **server: Any,
 ) -> Algorithm:
     """FedAdam (Reddi et al. 2021); further settings are those of `Adaptive`."""
-    return Algorithm(local=local_of(lr, local), server=Adaptive("adam", server_lr, **server))
+    step = Adaptive("adam", server_lr, **server)
+    return Algorithm((), local_of(lr, local), Mean(by_size), step)
 
 
 def fedadagrad(
-    lr: float | None = None, *, server_lr: float = 0.01, local: Sgd | None = None, **server: Any
+    lr: float | None = None,
+    *,
+    server_lr: float = 0.01,
+    local: Sgd | None = None,
+    by_size: bool = True,
+    **server: Any,
 ) -> Algorithm:
     """FedAdagrad (Reddi et al. 2021): beta1 = 0 unless given."""
-    settings = {"beta1": 0.0, **server}
-    return Algorithm(local=local_of(lr, local), server=Adaptive("adagrad", server_lr, **settings))
+    step = Adaptive("adagrad", server_lr, **{"beta1": 0.0, **server})
+    return Algorithm((), local_of(lr, local), Mean(by_size), step)
 
 
 def fedyogi(
-    lr: float | None = None, *, server_lr: float = 0.01, local: Sgd | None = None, **server: Any
+    lr: float | None = None,
+    *,
+    server_lr: float = 0.01,
+    local: Sgd | None = None,
+    by_size: bool = True,
+    **server: Any,
 ) -> Algorithm:
     """FedYogi (Reddi et al. 2021)."""
-    return Algorithm(local=local_of(lr, local), server=Adaptive("yogi", server_lr, **server))
+    step = Adaptive("yogi", server_lr, **server)
+    return Algorithm((), local_of(lr, local), Mean(by_size), step)
 
 
 # ------------------------------------------------------------------------------------- ComFed
@@ -168,13 +236,16 @@ def comfed(
     c_weights: Literal["uniform", "size"] = "uniform",
     local_momentum: Literal["none", "mimelite", "fedadc"] = "none",
     b: float = 0.9,
+    scale: bool = False,
+    by_size: bool = True,
     **adaptive: Any,
 ) -> Algorithm:
     """ComFed: a client mechanism times a server optimizer, every cell a method.
 
     Defaults are the paper's: lr 0.01 with heavy-ball momentum 0.9 and weight decay 1e-4 on the
     client; `server_lr` is 1 for Sgd and 0.005 for the adaptive servers.  `local_momentum` takes the
-    server's momentum into local steps, with the weight `b` (R21).
+    server's momentum into local steps, with the weight `b` (R21), scaled by the server's
+    second moment if `scale` is given.
 
     >>> len({comfed(c, s) for c in COMFED_CLIENTS for s in COMFED_SERVERS})
     16
@@ -187,15 +258,17 @@ def comfed(
         "prox": (Prox(mu),),
         "scaf": (scaffold_rule(option, mode, c_weights),),
     }
-    aggregates: dict[str, Aggregate] = {"nova": Nova()}
+    aggregates: dict[str, Aggregate] = {"nova": Nova(by_size)}
     if server == "sgd" and adaptive:
         raise ConfigError(f"comfed: server 'sgd' has no {', '.join(adaptive)}; use an adaptive one")
     settings = {"beta1": 0.9, "beta2": 0.99, "tau": COMFED_TAU.get(server), **adaptive}
     taken = _comfed_momentum(local_momentum, b, settings["beta1"])
+    if scale:
+        taken = _scaled(taken, server, settings)
     return Algorithm(
         (*rules.get(client, ()), *taken),
         _comfed_local(lr, local),
-        aggregates.get(client, Mean()),
+        aggregates.get(client, Mean(by_size)),
         _comfed_server(server, server_lr, settings),
     )
 
@@ -212,6 +285,17 @@ def _comfed_momentum(style: str, b: float, beta: Any) -> tuple[Rule, ...]:
     if style not in styles:
         raise unknown_name("local_momentum", style, list(styles), "comfed")
     return styles[style]
+
+
+def _scaled(taken: tuple[Rule, ...], server: str, settings: dict[str, Any]) -> tuple[Rule, ...]:
+    """Scale the momentum that is taken along as the server scales its own."""
+    if server == "sgd" or not all(type(rule) is MomentumMix for rule in taken) or not taken:
+        raise ConfigError(
+            "comfed: scale goes with an adaptive server and local_momentum 'mimelite'"
+        )
+    of_server = {n: settings[n] for n in ("beta2", "tau", "v0") if n in settings}
+    mixes = [rule for rule in taken if isinstance(rule, MomentumMix)]
+    return tuple(MomentumScaled(mix.b, mix.beta, server, **of_server) for mix in mixes)
 
 
 def _comfed_server(server: str, lr: float | None, settings: dict[str, Any]) -> Rule:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from undrift.core.rule import ClientView, Rule, ServerView, Sizes
 from undrift.core.task import Vec
+from undrift.core.together import around
 from undrift.core.tree import EMPTY, Tree, record, static
+from undrift.errors import ConfigError
 
 
 class Seen(NamedTuple):
@@ -31,6 +33,14 @@ class Watch(Rule):
     observes: ClassVar[bool] = True
 
     by_size: bool = static(default=True)
+
+    def check_beside(self, algorithm: Any) -> None:
+        before = [r for r in around(self, algorithm)[0] if not r.observes]
+        if before:
+            name = type(before[0]).__name__
+            raise ConfigError(
+                f"Watch stands behind {name}, which may change what it sees: put it first"
+            )
 
     def row(self, delta: Vec, view: ClientView) -> Tree:
         return delta, view.size

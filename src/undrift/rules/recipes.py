@@ -9,71 +9,27 @@ from undrift.core.algorithm import Algorithm
 from undrift.core.local import Sgd
 from undrift.core.rule import Mean, Rule
 from undrift.core.tree import replace
-from undrift.errors import unknown_name
+from undrift.errors import ConfigError, unknown_name
 from undrift.rules.adabest import AdaBest
-from undrift.rules.compat import AverageOptimizer, FedDynUnclipped, KeepOptimizer, MoonRounds
+from undrift.rules.compat import AverageOptimizer, KeepOptimizer, MoonRounds
 from undrift.rules.contrast import Moon
-from undrift.rules.duals import FedAdmm, FedDc, FedDyn, FedPd, VrlSgd
+from undrift.rules.dual_recipes import UNIFORM, fedadmm, feddc, feddyn, fedpd, vrlsgd
 from undrift.rules.fair import QFair
 from undrift.rules.features import RFedAvg, RFedAvgPlus, RFedAvgPlusAll
 from undrift.rules.local import local_of
-from undrift.rules.mime import Ema, EmaAdam, Mime, MimeLite
+from undrift.rules.mime import Ema, EmaAdam, Mime, MimeLite, Trace
 from undrift.rules.momentum import FedAdc, SlowMo
 from undrift.rules.private import FeatureNoise
 from undrift.rules.server import Adaptive, Step
 from undrift.rules.two_blocks import Ball, two_blocks
 from undrift.rules.vra import FedVra, FedVraEach, PerClient, ShareSum, per_client
 
-UNIFORM = Mean(by_size=False)
 # A number, a sequence by client id, or a function of a ClientInfo.  Any, because a list in an
 # experiment file is a sweep there; {use = "PerClient", values = [...]} is not.
 PerClientNumber = Any
 
 
-# -------------------------------------------------------------------------- duals and variates
-def feddyn(
-    lr: float | None = None,
-    *,
-    alpha: float = 0.01,
-    by_size: bool = False,
-    clip_prox: bool = True,
-    local: Sgd | None = None,
-) -> Algorithm:
-    """FedDyn (Acar et al. 2021) by local SGD: uniform weights.
-
-    `by_size` pulls clients by alpha mean(n) / n_i; clip_prox=False adds alpha y after clipping, as
-    the authors' code does.
-    """
-    rule = FedDyn(alpha, by_size) if clip_prox else FedDynUnclipped(alpha, by_size)
-    return Algorithm((rule,), local_of(lr, local), UNIFORM)
-
-
-def feddc(lr: float | None = None, *, alpha: float = 0.01, local: Sgd | None = None) -> Algorithm:
-    """FedDC (Gao et al. 2022): uniform weights."""
-    return Algorithm((FedDc(alpha),), local_of(lr, local), UNIFORM)
-
-
-def fedpd(lr: float | None = None, *, rho: float = 0.01, local: Sgd | None = None) -> Algorithm:
-    """FedPD (Zhang et al. 2021), communicating in every round; everybody must take part."""
-    return Algorithm((FedPd(rho),), local_of(lr, local), UNIFORM)
-
-
-def fedadmm(
-    lr: float | None = None,
-    *,
-    rho: float = 0.01,
-    server_lr: float = 1.0,
-    local: Sgd | None = None,
-) -> Algorithm:
-    """FedADMM (Gong, Li & Freris 2022): uniform weights."""
-    return Algorithm((FedAdmm(rho),), local_of(lr, local), UNIFORM, Step(server_lr))
-
-
-def vrlsgd(lr: float | None = None, *, local: Sgd | None = None) -> Algorithm:
-    """VRL-SGD (Liang et al. 2019): everybody must take part."""
-    return Algorithm((VrlSgd(),), local_of(lr, local), UNIFORM)
-
-
+# ------------------------------------------------------------------------- drift and variance
 def adabest(
     lr: float | None = None,
     *,
@@ -140,10 +96,24 @@ def rfedavg(
     *,
     strength: float = 1e-4,
     noise: FeatureNoise | None = None,
+    single_batch: int | None = None,
+    by_size: bool = True,
     local: Sgd | None = None,
 ) -> Algorithm:
-    """rFedAvg (Wang et al. 2023): needs a task with a feature layer."""
-    return Algorithm((RFedAvg(strength, noise),), local_of(lr, local))
+    """rFedAvg (Wang et al. 2023): needs a task with a feature layer.
+
+    `single_batch` examples make a feature mean; `compat.RFedAvgAtStart` is the authors' code.
+    """
+    rule = RFedAvg(strength, noise, _few(single_batch, noise))
+    return Algorithm((rule,), local_of(lr, local), Mean(by_size))
+
+
+def _few(batch: int | None, noise: FeatureNoise | None) -> int | None:
+    if batch is not None and noise is not None:
+        raise ConfigError("single_batch: noise is accounted for means over all own examples")
+    if batch is not None and (isinstance(batch, bool) or batch < 1):
+        raise ConfigError(f"single_batch = {batch!r} must be a number of examples, or None for all")
+    return batch
 
 
 def rfedavg_plus(
@@ -152,13 +122,21 @@ def rfedavg_plus(
     strength: float = 1e-4,
     noise: FeatureNoise | None = None,
     refresh: Literal["cohort", "all"] = "cohort",
+    include_self: bool = False,
+    single_batch: int | None = None,
+    by_size: bool = True,
     local: Sgd | None = None,
 ) -> Algorithm:
-    """rFedAvg+ (Wang et al. 2023): needs a task with a feature layer."""
+    """rFedAvg+ (Wang et al. 2023): needs a task with a feature layer.
+
+    `include_self` counts the own feature mean too and `single_batch` examples make one, as in the
+    authors' code, which is `compat.RFedAvgPlusAtStart`.
+    """
     kinds: dict[str, type[RFedAvgPlus]] = {"cohort": RFedAvgPlus, "all": RFedAvgPlusAll}
     if refresh not in kinds:
         raise unknown_name("refresh", refresh, list(kinds), "rfedavg_plus")
-    return Algorithm((kinds[refresh](strength, noise),), local_of(lr, local))
+    rule = kinds[refresh](strength, noise, include_self, _few(single_batch, noise))
+    return Algorithm((rule,), local_of(lr, local), Mean(by_size))
 
 
 def moon(
@@ -168,6 +146,7 @@ def moon(
     temperature: float = 0.5,
     stored: int = 1,
     pool: Literal["participations", "rounds"] = "participations",
+    by_size: bool = True,
     local: Sgd | None = None,
 ) -> Algorithm:
     """MOON (Li, He & Song 2021): needs a task with a feature layer.
@@ -177,7 +156,8 @@ def moon(
     kinds: dict[str, Callable[..., Rule]] = {"participations": Moon, "rounds": MoonRounds}
     if pool not in kinds:
         raise unknown_name("pool", pool, list(kinds), "moon")
-    return Algorithm((kinds[pool](mu, temperature, stored),), local_of(lr, local))
+    rule = kinds[pool](mu, temperature, stored)
+    return Algorithm((rule,), local_of(lr, local), Mean(by_size))
 
 
 # ----------------------------------------------------------------------------------- fairness
@@ -238,14 +218,17 @@ def mime(
     lr: float | None = None,
     *,
     beta: float = 0.9,
-    base: Literal["sgdm", "adam"] = "sgdm",
+    base: Literal["sgdm", "trace", "adam"] = "sgdm",
     beta2: float = 0.99,
     eps: float = 1e-3,
     bias_correction: bool = False,
     server_lr: float = 1.0,
     local: Sgd | None = None,
 ) -> Algorithm:
-    """Mime (Karimireddy et al. 2021); `beta2`, `eps` and `bias_correction` are Adam's."""
+    """Mime (Karimireddy et al. 2021); `beta2`, `eps` and `bias_correction` are Adam's.
+
+    `base` "trace" is momentum as a sum, g + beta m, as in fedjax.
+    """
     rule = Mime(_base(base, beta, beta2, eps, bias_correction))
     return Algorithm((rule,), local_of(lr, local), server=Step(server_lr))
 
@@ -254,7 +237,7 @@ def mimelite(
     lr: float | None = None,
     *,
     beta: float = 0.9,
-    base: Literal["sgdm", "adam"] = "sgdm",
+    base: Literal["sgdm", "trace", "adam"] = "sgdm",
     beta2: float = 0.99,
     eps: float = 1e-3,
     bias_correction: bool = False,
@@ -266,17 +249,28 @@ def mimelite(
     return Algorithm((rule,), local_of(lr, local), server=Step(server_lr))
 
 
-def _base(name: str, beta: float, beta2: float, eps: float, corrected: bool) -> Ema | EmaAdam:
-    if name not in ("sgdm", "adam"):
-        raise unknown_name("base", name, ["sgdm", "adam"], "mime")
-    return Ema(beta) if name == "sgdm" else EmaAdam(beta, beta2, eps, corrected)
+def _base(name: str, beta: float, beta2: float, eps: float, corrected: bool) -> Any:
+    bases: dict[str, Callable[[], Any]] = {
+        "sgdm": lambda: Ema(beta),
+        "trace": lambda: Trace(beta),
+        "adam": lambda: EmaAdam(beta, beta2, eps, corrected),
+    }
+    if name not in bases:
+        raise unknown_name("base", name, list(bases), "mime")
+    return bases[name]()
 
 
 def fedamsgrad(
-    lr: float | None = None, *, server_lr: float = 0.01, local: Sgd | None = None, **server: Any
+    lr: float | None = None,
+    *,
+    server_lr: float = 0.01,
+    local: Sgd | None = None,
+    by_size: bool = True,
+    **server: Any,
 ) -> Algorithm:
     """FedOpt (Reddi et al. 2021) with AMSGrad; further settings are those of `Adaptive`."""
-    return Algorithm(local=local_of(lr, local), server=Adaptive("amsgrad", server_lr, **server))
+    step = Adaptive("amsgrad", server_lr, **server)
+    return Algorithm((), local_of(lr, local), Mean(by_size), step)
 
 
 __all__ = [

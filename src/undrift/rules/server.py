@@ -7,20 +7,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from undrift.core.local import Schedule
 from undrift.core.rule import Rule, ServerView, Sizes
 from undrift.core.task import Vec
-from undrift.core.tree import EMPTY, Tree, number, record, static
+from undrift.core.tree import EMPTY, Tree, number, part, record, static
 from undrift.errors import ConfigError
 
 
 @record
 class Step(Rule):
-    """x <- x - lr * update; lr = 1: FedAvg."""
+    """x <- x - lr * update; lr = 1: FedAvg.  `schedule` is a factor by round."""
 
     lr: float = number(default=1.0, low=0)
+    schedule: Schedule = part(default_factory=Schedule)
 
     def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
-        return self.lr * update, state
+        lr = self.lr * self.schedule.factor(view.round, torch.zeros_like(view.round))
+        return lr * update, state
 
 
 @record
@@ -100,9 +103,9 @@ class Adaptive(Rule):
 
     kind: str = static(default="adam", choices=tuple(SECOND_MOMENTS))
     lr: float = number(default=0.01, low=0)
-    beta1: float = number(default=0.9, low=0, high=1)
-    beta2: float = number(default=0.99, low=0, high=1)
-    tau: float = number(default=1e-3, low=0)
+    beta1: float = number(default=0.9, low=0, high=1, ends="[)")
+    beta2: float = number(default=0.99, low=0, high=1, ends="[)")
+    tau: float = number(default=1e-3, low=0, ends="()")  # 0 / 0 where nothing moves
     v0: float = number(default=0.0, low=0)
     bias_correction: str = static(default="none", choices=tuple(CORRECTIONS))
     eps_inside: bool = static(default=False)

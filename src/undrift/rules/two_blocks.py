@@ -15,6 +15,7 @@ from torch.func import grad
 from undrift.core.algorithm import Algorithm
 from undrift.core.rule import ClientView, Rule, ServerView, Sizes
 from undrift.core.task import Output, Vec, masked_mean
+from undrift.core.together import around, moves
 from undrift.core.tree import Tree, number, part, record, replace, static
 from undrift.errors import ConfigError
 from undrift.rules.contrast import check_counts
@@ -87,6 +88,11 @@ class Ball(Rule):
     """Keep the model in a ball around 0 (the set X of FedVRA-U); it stands last among the rules."""
 
     radius: float = number(default=1.0, low=0, ends="()")
+
+    def check_beside(self, algorithm: Any) -> None:
+        moving = [type(r).__name__ for r in around(self, algorithm)[1] if moves(r)]
+        if moving:
+            raise ConfigError(f"{moving[0]} would take the model out of Ball: put Ball last")
 
     def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
         x = view.w - update

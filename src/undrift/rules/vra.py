@@ -16,6 +16,7 @@ from undrift.core.rule import Aggregate, ClientInfo, ClientView, Lineup, Rule, S
 from undrift.core.task import Vec
 from undrift.core.tree import Tree, record, static
 from undrift.errors import ConfigError
+from undrift.rules.claims import DUALS
 from undrift.rules.client import mean_after
 
 
@@ -45,14 +46,44 @@ class PerClient:
         return torch.tensor(self.values, dtype=size.dtype, device=size.device)[client.id]
 
 
+@record
+class PerRound:
+    """One number for every round and client: a row by client id for each round, 0 first.
+
+    >>> client = ClientInfo(torch.tensor(1), *torch.ones(4))
+    >>> PerRound(((0.1, 0.2), (0.3, 0.4))).at(client, torch.tensor(1.0))
+    tensor(0.4000)
+    """
+
+    values: Sequence[Sequence[float]] = static()
+
+    def __post_init__(self) -> None:
+        rows = tuple(PerClient(tuple(row)).values for row in self.values)
+        if not rows or len({len(row) for row in rows}) > 1:  # type: ignore[arg-type]
+            raise ConfigError("PerRound.values needs one row for each round, all of one length")
+        object.__setattr__(self, "values", rows)
+
+    def at(self, client: ClientInfo, round: Tensor) -> Tensor:
+        """Give the number of one client, or of several, in a round."""
+        size = client.size
+        table = torch.tensor(self.values, dtype=size.dtype, device=size.device)
+        return table[round.long(), client.id]
+
+
 def per_client(value: Any) -> Any:
-    """Accept a number, a sequence by client id or a function of a ClientInfo."""
+    """Accept a number, a sequence by client id, rows of them or a function of a ClientInfo."""
+    if isinstance(value, (list, tuple)) and value and isinstance(value[0], (list, tuple)):
+        return PerRound(value)
     several = callable(value) or isinstance(value, (list, tuple))
     return PerClient(value) if several else value
 
 
-def at(value: Any, client: ClientInfo) -> Any:
-    """Give a client's own number where there is one for each."""
+def at(value: Any, client: ClientInfo, round: Tensor | None = None) -> Any:
+    """Give a client's own number where there is one for each, or one for each in every round."""
+    if isinstance(value, PerRound):
+        if round is None:
+            raise ConfigError("numbers for every round stand for a and d, both of them, alone")
+        return value.at(client, round)
     return value.at(client) if isinstance(value, PerClient) else value
 
 
@@ -95,6 +126,22 @@ def check_duals(rule: FedVra, lineup: Lineup) -> None:
         )
 
 
+def check_weights(rule: FedVra, algorithm: Any) -> None:
+    """Refuse d = 1 / Prob before weights that are taken over the cohort once more."""
+    aggregate = algorithm.aggregate
+    if not isinstance(aggregate, ShareSum):
+        if rule.d is None:
+            raise ConfigError(
+                f"FedVra with d = 1 / Prob(i in cohort) before {type(aggregate).__name__} makes "
+                "up for absent clients twice: use ShareSum, or give d = 1"
+            )
+    elif aggregate.by_size != rule.by_size:
+        raise ConfigError(
+            f"FedVra.by_size = {rule.by_size} and ShareSum.by_size = {aggregate.by_size}: "
+            "give both the same weights"
+        )
+
+
 @record
 class FedVra(Rule):
     """FedVRA (Wang et al. 2023, alg. 1), before `ShareSum` of the same weights.
@@ -104,11 +151,14 @@ class FedVra(Rule):
     a = 1, d = N / m, equal weights: FedDyn(gamma).
     """
 
+    claims: ClassVar[tuple[str, ...]] = (DUALS,)
+    changes: ClassVar[str] = "delta"
+
     gamma: Any = 0.1
     a: Any = None
     d: Any = None
     by_size: bool = static(default=True)
-    check = check_duals
+    check, check_beside = check_duals, check_weights
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -126,7 +176,7 @@ class FedVra(Rule):
         return g - view.mine + at(self.gamma, view.client) * (view.w - view.w0)
 
     def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
-        gamma, a, d = coefficients(self, view.client, view.steps, view.lr)
+        gamma, a, d = coefficients(self, view.client, view.steps, view.lr, view.round)
         weight = omega(view.client, self.by_size)
         return d * delta, view.mine + a * gamma * delta, weight * a * gamma * delta
 
@@ -156,13 +206,15 @@ class FedVraEach(FedVra):
         return (update + dual) / mean, dual
 
 
-def coefficients(rule: FedVra, client: ClientInfo, steps: Tensor, lr: Any) -> tuple[Any, Any, Any]:
+def coefficients(
+    rule: FedVra, client: ClientInfo, steps: Tensor, lr: Any, round: Tensor | None = None
+) -> tuple[Any, Any, Any]:
     """Give gamma_i, a_i and d_i of one client, or of several."""
     gamma = at(rule.gamma, client)
-    d = 1 / client.probability if rule.d is None else at(rule.d, client) + 0 * steps
+    d = 1 / client.probability if rule.d is None else at(rule.d, client, round) + 0 * steps
     # gamma lr Q~ = 1 - (1 - gamma lr)^Q, how far Q steps go towards the end
     reach = 1 - (1 - gamma * lr) ** steps
-    a = torch.minimum(d, 1 / reach - d) if rule.a is None else at(rule.a, client)
+    a = torch.minimum(d, 1 / reach - d) if rule.a is None else at(rule.a, client, round)
     return gamma, a, d
 
 
@@ -175,7 +227,8 @@ def check_numbers(rule: FedVra) -> None:
     """Refuse what is no number and no `PerClient`, and duals where gamma = 0 leaves none."""
     for name in ("gamma", "a", "d"):
         value = getattr(rule, name)
-        if not (isinstance(value, PerClient | Tensor) or (value is None and name != "gamma")):
+        listed = isinstance(value, PerClient | Tensor | (PerRound if name != "gamma" else Tensor))
+        if not (listed or (value is None and name != "gamma")):
             _check_number(name, value)
     each = isinstance(rule.gamma, PerClient)
     if each != isinstance(rule, FedVraEach):

@@ -1,0 +1,197 @@
+"""Plant mistakes in every rule and count who notices: `undrift verify`, else the tests.
+
+    python scripts/mutations.py                 # all rules; writes docs/mutations.md
+    python scripts/mutations.py FedDyn Prox     # some; prints only
+
+A mistake is one change in one method: a flipped sign, a lost factor, a state that is not kept, a
+wrong weight, a swapped branch, a wrong start.  Each lives in a process of its own, forked after
+everything is imported; nothing on disk changes.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from mutations_made import Mutation, mutations_of, planted, rule_classes
+
+from undrift.core.algorithm import Algorithm
+from undrift.experiment.pool import cores
+from undrift.rules.named import catalogue
+from undrift.verify.block_cases import BLOCK_CASES
+from undrift.verify.bridge import local_of
+from undrift.verify.cases import CASES
+from undrift.verify.identities import IDENTITIES
+from undrift.verify.table import BUILDS, LR, PROMISES, verdict
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "mutations.md"
+LONGEST = 1200  # seconds; a mistake that makes a test hang is noticed too
+TESTS = [
+    "tests/rules/test_*",
+    "tests/replay/test_*",
+    "tests/longhand/test_new*",
+    "tests/proofs/test_*",
+]
+
+LEFT_OUT = ["tests/proofs/test_random_compositions.py"]  # slow, and compares no formula
+
+
+class Found(NamedTuple):
+    """Who noticed a mistake, if anybody."""
+
+    mutation: Mutation
+    by: str  # "verify", "tests" or ""
+
+
+def parts_of(algorithm: Algorithm) -> set[type]:
+    server = [] if algorithm.server is None else [algorithm.server]
+    found = {type(p) for p in (*algorithm.rules, algorithm.local, algorithm.aggregate, *server)}
+    return {base for kind in found for base in kind.__mro__}
+
+
+def users() -> dict[str, set[type]]:
+    """Say which classes take part in an algorithm's row of the table."""
+    used: dict[str, set[type]] = {name: set() for name in catalogue()}
+    for name in used:
+        used[name] |= parts_of(BUILDS.get(name, lambda n=name: catalogue()[n].build(lr=LR))())
+    for case in (*CASES, *BLOCK_CASES):
+        used[case.of] |= parts_of(case.build(local_of(case.local)))
+    for identity in IDENTITIES:
+        used[identity.of] |= parts_of(identity.left())
+    return used
+
+
+def noticed_by_verify(mutation: Mutation, names: list[str]) -> bool:
+    with planted(mutation):
+        for name in names:
+            try:
+                if not verdict(name).holds:
+                    return True
+            except Exception:
+                return True
+    return False
+
+
+def noticed_by_tests(mutation: Mutation | None, files: list[str]) -> bool:
+    os.chdir(ROOT)
+    mistake = nullcontext() if mutation is None else planted(mutation)
+    with mistake, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow"]
+        return pytest.main([*files, *options]) != pytest.ExitCode.OK
+
+
+def sound_tests(pool: ThreadPoolExecutor) -> dict[str, str]:
+    """Read the test files that pass without any mistake; only those can notice one."""
+    paths = [str(p.relative_to(ROOT)) for t in TESTS for p in sorted(ROOT.glob(t))]
+    paths = [p for p in paths if p not in LEFT_OUT]
+    failing = pool.map(lambda path: in_a_fork(noticed_by_tests, None, [path]), paths)
+    broken = [path for path, fails in zip(paths, failing, strict=True) if fails]
+    for path in broken:
+        print(f"{path} fails without any mistake and is left out", file=sys.stderr)
+    return {path: (ROOT / path).read_text() for path in paths if path not in broken}
+
+
+def in_a_fork(function, *arguments) -> bool:
+    """Call in a forked process; dying or hanging counts as being noticed."""
+    context = get_context("fork")
+    answers = context.SimpleQueue()
+    process = context.Process(target=lambda: answers.put(function(*arguments)))
+    process.start()
+    process.join(LONGEST)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return True
+    return True if answers.empty() else bool(answers.get())
+
+
+def judge(mutation: Mutation, names: list[str], tests: dict[str, str]) -> Found:
+    if names and in_a_fork(noticed_by_verify, mutation, names):
+        return Found(mutation, "verify")
+    own = mutation.kind_of.__name__
+    speak = [path for path, text in tests.items() if any(n in text for n in (own, *names))]
+    speak.sort(key=lambda path: own not in tests[path])
+    return Found(mutation, "tests" if in_a_fork(noticed_by_tests, mutation, speak) else "")
+
+
+def rows_for(kind: type, used: dict[str, set[type]]) -> list[str]:
+    """Choose which rows to run: cheap ones first, and not all of ComFed's."""
+    names = [n for n, parts in used.items() if kind in parts]
+    return sorted(names, key=lambda n: (n in PROMISES, n.startswith("comfed")))[:4]
+
+
+def main(wanted: list[str]) -> int:
+    torch.set_num_threads(1)
+    used = users()
+    kinds = [k for k in rule_classes() if not wanted or k.__name__ in wanted]
+    jobs = [(m, rows_for(k, used)) for k in kinds for m in mutations_of(k)]
+    start, found = time.monotonic(), []
+    with ThreadPoolExecutor(cores()) as pool:
+        tests = sound_tests(pool)
+        for one in pool.map(lambda job: judge(*job, tests), jobs):
+            found.append(one)
+            print(f"{len(found)}/{len(jobs)} {one.by or 'SURVIVES':8} {one.mutation}", flush=True)
+    text = page(kinds, found, time.monotonic() - start)
+    if not wanted:
+        PAGE.write_text(text)
+    caught = sum(bool(f.by) for f in found)
+    print(f"{caught} of {len(found)} noticed ({100 * caught / len(found):.1f} %)")
+    return 0 if caught >= 0.95 * len(found) else 1
+
+
+HEAD = """# Mistakes that were planted
+
+`python scripts/mutations.py` changes one line of one rule at a time (a flipped sign, a lost factor,
+a state that is not kept, a wrong weight, a swapped branch, a wrong start) and asks who notices:
+`undrift verify`, and, if it does not, those tests in {tests} that speak of the rule.
+
+**{caught} of {all} are noticed ({share:.1f} %)**: {verify} by `undrift verify`, {alone} by the
+tests alone. {rules} rules, {minutes:.0f} minutes on {cores} cores.
+
+## Survivors
+
+{survivors}
+
+## By rule
+
+| rule | planted | verify | tests | survive |
+|---|---:|---:|---:|---:|
+"""
+
+
+def page(kinds: list[type], found: list[Found], seconds: float) -> str:
+    by = Counter(f.by for f in found)
+    left = [f.mutation for f in found if not f.by]
+    lines = [f"- `{m.where}`, {m.kind}: `{m.before}` → `{m.after}`" for m in left]
+    text = HEAD.format(
+        tests=", ".join(f"`{t}`" for t in TESTS),
+        caught=len(found) - by[""],
+        all=len(found),
+        share=100 * (1 - by[""] / len(found)),
+        verify=by["verify"],
+        alone=by["tests"],
+        rules=len(kinds),
+        minutes=seconds / 60,
+        cores=cores(),
+        survivors="\n".join(lines) or "None.",
+    )
+    for kind in kinds:
+        mine = Counter(f.by for f in found if f.mutation.kind_of is kind)
+        counts = sum(mine.values()), mine["verify"], mine["tests"], mine[""]
+        text += f"| {kind.__name__} | {' | '.join(map(str, counts))} |\n"
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,17 @@
+"""Replay an algorithm from outside: everything given explicitly, everything read back by name."""
+
+from undrift.replay.letters import Letters, letters
+from undrift.replay.run import Moment, in_order, replay, watched, weighs_by_size
+from undrift.replay.start import Named, by_name
+
+__all__ = [
+    "Letters",
+    "Moment",
+    "Named",
+    "by_name",
+    "in_order",
+    "letters",
+    "replay",
+    "watched",
+    "weighs_by_size",
+]

@@ -1,0 +1,100 @@
+"""What a replay starts from: data, first parameters, first states."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from undrift.core.algorithm import Server
+from undrift.core.tree import rebuild, structure
+from undrift.errors import ConfigError, unknown_name
+from undrift.trainer import Trainer
+
+Named = dict[str, Tensor]
+WATCHING = 2  # rules that a replay puts before the algorithm's own
+
+
+def started(module: nn.Module, initial: Mapping[str, Any] | None, dtype: torch.dtype) -> nn.Module:
+    """Copy a module with the first parameters, in the precision that it will have."""
+    made = copy.deepcopy(module).to(dtype=dtype)
+    if initial is not None:
+        try:
+            made.load_state_dict({n: torch.as_tensor(v) for n, v in initial.items()}, strict=True)
+        except RuntimeError as error:
+            raise ConfigError(f"`initial` does not fit the module: {error}") from error
+    return made
+
+
+def in_double(x: Any) -> Tensor:
+    """Take tensors, arrays and lists, floats in double precision."""
+    made = torch.as_tensor(x if isinstance(x, Tensor) else np.asarray(x))
+    return made.double() if made.is_floating_point() else made
+
+
+def of_rules(states: Named) -> Named:
+    """Leave out the watching rules and count from the algorithm's own first rule."""
+    parts = [(*name.partition("."), value) for name, value in states.items()]
+    own = {f"{int(i) - WATCHING}.{rest}": v for i, _, rest, v in parts if int(i) >= WATCHING}
+    return {name: v.clone() for name, v in own.items()}
+
+
+def by_name(like: Mapping[str, Tensor], flat: Tensor) -> Named:
+    """View a flat state as tensors of the parameters' names and shapes, e.g. of `moment.server`.
+
+    >>> by_name({"a": torch.zeros(1, 2), "b": torch.zeros(1)}, torch.arange(3.0))["a"]
+    tensor([[0., 1.]])
+    """
+    if flat.shape != (sum(v.numel() for v in like.values()),):
+        raise ConfigError(f"a state of shape {tuple(flat.shape)} is not one number per parameter")
+    parts = flat.split([v.numel() for v in like.values()])
+    return {n: p.view(v.shape) for (n, v), p in zip(like.items(), parts, strict=True)}
+
+
+def begin(
+    trainer: Trainer,
+    first_round: int,
+    server: Mapping[str, Any],
+    clients: Mapping[int, Mapping[str, Any]],
+) -> None:
+    """Put a trainer before round `first_round` with these states; others stay as they are."""
+    state = trainer.server
+    values = _changed(trainer, trainer.server_state(), server, "server_state")
+    states = rebuild(structure(state.states), values)
+    kept = {
+        i: _changed(trainer, trainer.client_state(i), given, f"client_states[{i}]")
+        for i, given in clients.items()
+    }
+    # only now: reading a state forgets what is staged
+    for i, row in kept.items():
+        shape = structure(trainer.store.gather([i]))
+        trainer.store.stage([i], rebuild(shape, [v[None].contiguous() for v in row]))
+    trainer.store.commit()
+    set_present(trainer, state._replace(states=states), first_round)
+
+
+def set_present(trainer: Trainer, server: Server, rounds: int) -> None:
+    """Let a trainer go on from this server, after so many rounds."""
+    server = server._replace(round=torch.full_like(server.round, float(rounds)))
+    trainer._present = trainer._present._replace(
+        server=server, rounds=rounds, rows=trainer.store.visible
+    )
+
+
+def _changed(trainer: Trainer, now: Named, given: Mapping[str, Any], place: str) -> list[Tensor]:
+    """Give the leaves of states, those that are named replaced."""
+    names, values = list(of_rules(now)), list(now.values())
+    for name, value in given.items():
+        if name not in names:
+            raise unknown_name("state", name, names, place)
+        old = values[names.index(name) + len(values) - len(names)]
+        new = trainer.task.flat(value) if isinstance(value, Mapping) else in_double(value)
+        if new.shape != old.shape:
+            shapes = f"{tuple(new.shape)}, expected {tuple(old.shape)}"
+            raise ConfigError(f"{place}: {name!r} has the shape {shapes}")
+        values[names.index(name) + len(values) - len(names)] = new.to(old.dtype)
+    return values

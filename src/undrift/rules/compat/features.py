@@ -1,0 +1,129 @@
+"""rFedAvg and MOON as their authors run them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from undrift.core.rule import ClientView, Rule, Sizes
+from undrift.core.task import Output, Vec
+from undrift.core.tree import EMPTY, Tree, number, record, static
+from undrift.rules.contrast import Pool, check_counts, contrast, features_of, need_features
+from undrift.rules.features import batch_mean, mean_of_some
+
+
+@record
+class RFedAvgPlusAtStart(Rule):
+    """rFedAvg+ in its code: the plain mean over ALL sampled clients, taken when a round starts.
+
+    `batch` examples of each client make its feature mean (None: all of them): the next ones in
+    every round, or those that `chosen_examples` names.
+    """
+
+    shares_probe: ClassVar[bool] = True
+
+    strength: float = number(default=1e-4, low=0)
+    batch: Any = static(default=None)
+
+    def init_server(self, w: Vec, sizes: Sizes) -> Tree:
+        need_features(self, sizes)
+        return EMPTY
+
+    def probe(self, view: ClientView) -> Tree:
+        features = features_of(view.output_at(view.w0))
+        return for_plain_mean(mean_of_some(features, view, self.batch), view)
+
+    def penalty(self, out: Output, view: ClientView) -> Tensor:
+        mean, per = view.cohort
+        return self.strength * (batch_mean(out, view) - mean / per).square().sum()
+
+
+@record
+class RFedAvgAtStart(Rule):
+    """rFedAvg in its code: when a round starts, feature means of the own LAST models are exchanged.
+
+    They go to the other sampled clients alone (the paper: to everybody), and a client that has not
+    trained yet takes x_0.  `batch` as in `RFedAvgPlusAtStart`.
+    """
+
+    shares_probe: ClassVar[bool] = True
+
+    strength: float = number(default=1e-4, low=0)
+    batch: Any = static(default=None)
+
+    def init_server(self, w: Vec, sizes: Sizes) -> Tree:
+        need_features(self, sizes)
+        return EMPTY
+
+    def init_client(self, w: Vec, sizes: Sizes) -> Tree:
+        return w.clone()
+
+    def probe(self, view: ClientView) -> Tree:
+        features = features_of(view.output_at(view.mine))
+        return for_plain_mean(mean_of_some(features, view, self.batch), view)
+
+    def penalty(self, out: Output, view: ClientView) -> Tensor:
+        # the mean of squared gaps to the others has the gradient of the squared gap to their mean
+        gap = (batch_mean(out, view) - mean_of_others(view)).square().sum()
+        return self.strength * torch.where(view.cohort_size > 1, gap, torch.zeros_like(gap))
+
+    def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
+        return delta, view.w, EMPTY
+
+
+def for_plain_mean(value: Tensor, view: ClientView) -> Tree:
+    """Undo the weights n_i with which a cohort's probes are averaged: divide one by the other."""
+    return value / view.size, 1 / view.size
+
+
+def mean_of_others(view: ClientView) -> Tensor:
+    """Give the plain mean of the other sampled clients' values."""
+    (mean, per), (own, own_per) = view.cohort, view.probe
+    m = view.cohort_size
+    return (m * (mean / per) - own / own_per) / (m - 1).clamp(min=1)
+
+
+def chosen_examples(
+    positions: Mapping[tuple[int, int], Sequence[int]],
+) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
+    """Name the examples whose features a client averages, by (round, client).
+
+    >>> chosen_examples({(0, 2): [1, 0]})
+    ((0, 2, (1, 0)),)
+    """
+    return tuple((r, i, tuple(int(p) for p in at)) for (r, i), at in sorted(positions.items()))
+
+
+@record
+class MoonRounds(Rule):
+    """MOON's code with more than one stored model: a pool of the last ROUNDS, not participations.
+
+    A client that was not asked is in the pool with its last model once for every round.
+    """
+
+    mu: float = number(default=1.0, low=0)
+    temperature: float = number(default=0.5, low=0, ends="()")
+    stored: int = static(default=2)
+
+    def __post_init__(self) -> None:
+        check_counts(self, stored=1)
+
+    def init_client(self, w: Vec, sizes: Sizes) -> Tree:
+        need_features(self, sizes)
+        return Pool(w.repeat(self.stored, 1), w.new_full((self.stored,), -1.0))
+
+    def penalty(self, out: Output, view: ClientView) -> Tensor:
+        back = torch.arange(1, self.stored + 1, device=view.w.device)
+        rounds = view.round - back  # the pool's
+        # `trained` holds the rounds in which the models were trained, -1 where x_0 stands in
+        chosen = (view.mine.trained <= rounds[:, None]).to(torch.int64).argmax(1)
+        known = (rounds >= 0) | (back == 1)
+        models = view.mine.models[chosen]
+        return self.mu * contrast(out, view, models, known, self.temperature)
+
+    def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
+        models = torch.cat([view.w[None], view.mine.models[:-1]])
+        return delta, Pool(models, torch.cat([view.round[None], view.mine.trained[:-1]])), EMPTY

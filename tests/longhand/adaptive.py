@@ -1,1 +1,0 @@
-from undrift.verify.longhand.adaptive import *  # noqa: F403

@@ -1,1 +1,0 @@
-from undrift.verify.longhand.averaging import *  # noqa: F403

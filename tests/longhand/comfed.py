@@ -1,1 +1,0 @@
-from undrift.verify.longhand.comfed import *  # noqa: F403

@@ -1,1 +1,0 @@
-from undrift.verify.longhand.contrast import *  # noqa: F403

@@ -1,1 +1,0 @@
-from undrift.verify.longhand.control import *  # noqa: F403

@@ -1,1 +1,0 @@
-from undrift.verify.longhand.duals import *  # noqa: F403

@@ -1,1 +1,0 @@
-from undrift.verify.longhand.fair import *  # noqa: F403

@@ -1,1 +1,0 @@
-from undrift.verify.longhand.features import *  # noqa: F403

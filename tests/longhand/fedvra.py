@@ -1,1 +1,0 @@
-from undrift.verify.longhand.fedvra import *  # noqa: F403

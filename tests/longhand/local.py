@@ -1,1 +1,0 @@
-from undrift.verify.longhand.local import *  # noqa: F403

@@ -1,1 +1,0 @@
-from undrift.verify.longhand.mime import *  # noqa: F403

@@ -1,1 +1,0 @@
-from undrift.verify.longhand.momentum import *  # noqa: F403

@@ -1,1 +1,0 @@
-from undrift.verify.longhand.servers import *  # noqa: F403

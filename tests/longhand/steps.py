@@ -1,1 +1,0 @@
-from undrift.verify.longhand.steps import *  # noqa: F403

@@ -1,1 +1,0 @@
-from undrift.verify.longhand.two_blocks import *  # noqa: F403

@@ -1,1 +1,0 @@
-from undrift.verify.longhand.worlds import *  # noqa: F403

@@ -119,10 +119,11 @@ def in_a_fork(function, *arguments) -> bool:
 def judge(mutation: Mutation, names: list[str], tests: dict[str, str]) -> Found:
     if names and in_a_fork(noticed_by_verify, mutation, names):
         return Found(mutation, "verify")
-    own = mutation.kind_of.__name__
-    speak = [path for path, text in tests.items() if any(n in text for n in (own, *names))]
-    speak.sort(key=lambda path: own not in tests[path])
-    return Found(mutation, "tests" if in_a_fork(noticed_by_tests, mutation, speak) else "")
+    words = [w.lower() for w in (mutation.kind_of.__name__, *names)]
+    speak = {path: text.lower().count(words[0]) for path, text in tests.items()}
+    speak = {p: n for p, n in speak.items() if n or any(w in tests[p].lower() for w in words)}
+    first = sorted(speak, key=lambda path: -speak[path])
+    return Found(mutation, "tests" if in_a_fork(noticed_by_tests, mutation, first) else "")
 
 
 def rows_for(kind: type, used: dict[str, set[type]]) -> list[str]:

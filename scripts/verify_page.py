@@ -1,6 +1,6 @@
 """Run `undrift verify` and write its table into README.md and docs/verify.md.
 
-    python scripts/verify_page.py
+python scripts/verify_page.py
 """
 
 from __future__ import annotations

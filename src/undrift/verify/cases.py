@@ -42,6 +42,9 @@ CHANCES = [0.5] * 6
 
 SGD = Local(lr=0.1, lr_decay=0.97, weight_decay=1e-3)
 HEAVY = Local(lr=0.05, optimizer="heavy_ball", rho=0.9, weight_decay=1e-3)
+NESTEROV = dataclasses.replace(HEAVY, optimizer="nesterov")
+RMSPROP = Local(lr=0.02, optimizer="rmsprop", weight_decay=1e-3)
+ADAMW = Local(lr=0.02, optimizer="adamw", weight_decay=1e-2)
 CLIPPED = dataclasses.replace(SGD, clip=0.3)
 PLAIN = Local(lr=0.1, lr_decay=0.97)
 BALL = Local(lr=0.01, optimizer="heavy_ball", rho=0.9, weight_decay=1e-4)  # ComFed's client
@@ -97,16 +100,18 @@ def both(of: str, build: Callable[..., Algorithm], loop: Loop, **same: Any) -> C
 
 def averaging_cases() -> list[Case]:
     """FedAvg and what changes its clients or its weights."""
-    option = {"option": "I"}
+    option, sizes = {"option": "I"}, partial(scaffold, weighting="size", c_update="size")
+    others = (HEAVY, NESTEROV, RMSPROP, ADAMW, CLIPPED)
     return [
         both("fedavg", r.fedavg, avg.fedavg),
-        both("fedavg", r.fedavg, avg.fedavg)._replace(local=CLIPPED),
+        *(both("fedavg", r.fedavg, avg.fedavg)._replace(local=local) for local in others),
         both("fedprox", r.fedprox, avg.fedprox, mu=0.4),
         both("fednova", r.fednova, avg.fednova),
         both("fednova", r.fednova, avg.fednova, mu=0.4)._replace(local=HEAVY),
         both("scaffold", r.scaffold, scaffold),
         both("scaffold", r.scaffold, scaffold)._replace(local=HEAVY),
         both("scaffold", r.scaffold, scaffold, **option)._replace(local=CLIPPED),
+        Case("scaffold", partial(_with, r.scaffold, {"by_size": True, "c_weights": "size"}), sizes),
         both("scaffold_m", r.scaffold_m, scaffold_m)._replace(steps="five"),
         both("scaffold_m", r.scaffold_m, scaffold_m)._replace(steps="five", local=HEAVY),
     ]
@@ -226,6 +231,10 @@ def comfed_cases() -> list[Case]:
             loop = partial(comfed_momentum, style=style, b=0.9, pulled="whole", **cell)
             made = partial(_comfed, cell | tau | taken)
             cases.append(Case(of, made, loop, STEADY, steps="five"))
+    for mode in ("fresh", "literal"):
+        read = {"client": "scaf", "server": "yogi", "mode": mode, "tau": 1e-3}
+        loop = partial(comfed, client="scaf", server="yogi", scaf_mode=mode, tau=1e-3)
+        cases.append(Case("comfed:scaf-yogi", partial(_comfed, read), loop, BALL))
     return cases
 
 

@@ -207,15 +207,17 @@ class Adam(AdamW):
     decoupled: ClassVar[bool] = False
 
 
-def local_step(local: Sgd, w: Vec, g: Vec, state: Tree, lr: Any) -> tuple[Vec, Tree]:
-    """Take one local step with an already corrected gradient."""
+def local_step(
+    local: Sgd, w: Vec, g: Vec, state: Tree, lr: Any, at: Vec | None = None
+) -> tuple[Vec, Tree]:
+    """Take one local step with an already corrected gradient, taken `at` w or elsewhere."""
     if local.clip is not None:
         norm = torch.linalg.vector_norm(g)
         # the smallest float keeps 0 / 0 away where clip_eps is 0 and the gradient too
         room = (norm + local.clip_eps).clamp(min=torch.finfo(g.dtype).tiny)
         g = g * (local.clip / room).clamp(max=1.0)
     if not local.decoupled and not _is_zero(local.weight_decay):
-        g = g + local.weight_decay * w
+        g = g + local.weight_decay * (w if at is None else at)
     move, state = local.move(g, state, lr)
     if local.decoupled:
         move = move + lr * local.weight_decay * w

@@ -73,7 +73,7 @@ def client_step(
     for rule, view in zip(algo.rules, views, strict=False):
         g = rule.direction(g, view)
     lr = algo.local.lr_at(broadcast.round, step)
-    w, optimizer = local_step(algo.local, carry.w, g, carry.optimizer, lr)
+    w, optimizer = local_step(algo.local, carry.w, g, carry.optimizer, lr, at=point)
     for rule, view in zip(algo.rules, views, strict=False):
         w = rule.after_step(w, view)
     scores = {n: carry.scores[n] + s for n, s in scores.items()}

@@ -35,6 +35,7 @@ class Moment(NamedTuple):
     last_models: dict[int, Named]  # every client's last trained model; x_0 where there is none
     everybody: Named  # the mean of `last_models`, by the algorithm's own weights
     buffers: Named  # the server's BatchNorm statistics
+    all_states: dict[int, Named]  # of every client: the `client_states` to go on from here with
 
 
 def replay(
@@ -79,7 +80,7 @@ def replay(
         Task(started(module, initial, dtype), loss, feature=feature, dtype=dtype),
         federation,
         watched(algorithm),
-        work=ExplicitWork(batches),
+        work=ExplicitWork(_before(listed, first_round, batches)),
         sampler=Explicit(_filled(listed, sizes, first_round), chances),
         engine=engine,
     )
@@ -158,9 +159,19 @@ def whole(
 
 
 def _filled(participants: Participants, sizes: Sequence[int], first: int) -> list[list[int]]:
-    """Put somebody into rounds that nobody plays: they are never asked for."""
+    """Put the first cohort into rounds that nobody plays: they are planned, but not trained."""
     somebody = [next(i for i, n in enumerate(sizes) if n)]
-    return [somebody] * first + [list(ids) or somebody for ids in participants]
+    cohort = next((list(ids) for ids in participants if ids), somebody)
+    return [cohort] * first + [list(ids) or cohort for ids in participants]
+
+
+def _before(
+    participants: Participants, first: int, batches: Mapping[tuple[int, int], Batches]
+) -> Mapping[tuple[int, int], Batches]:
+    """Add the batches of the first cohort to round 0, which is planned even if nobody plays it."""
+    played = next((r for r, ids in enumerate(participants, first) if ids), 0)
+    cohort = participants[played - first] if played else []
+    return {**{(0, i): batches[played, i] for i in cohort if (played, i) in batches}, **batches}
 
 
 def _moment(trainer: Trainer, ids: list[int], seen: set[int], weights: Tensor) -> Moment:
@@ -182,4 +193,5 @@ def _moment(trainer: Trainer, ids: list[int], seen: set[int], weights: Tensor) -
         {i: named(w) for i, w in last.items()},
         named(everybody),
         {n: v.clone() for n, v in buffers.items()},
+        {i: of_rules(state) for i, state in own.items()},
     )

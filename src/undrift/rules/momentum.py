@@ -66,11 +66,7 @@ class FedAdc(Rule):
         return w - view.lr * share if self.nesterov else w
 
     def direction(self, g: Vec, view: ClientView) -> Vec:
-        g = g + self.beta_local * view.broadcast / view.steps
-        if not self.nesterov:
-            return g
-        # decay belongs to the gradient, which was taken elsewhere
-        return g + view.decay(self.look_at(view.w, view)) - view.decay(view.w)
+        return g + self.beta_local * view.broadcast / view.steps
 
     def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
         m = update / view.lr + (self.beta_global - self.beta_local) * state

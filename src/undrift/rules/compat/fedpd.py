@@ -46,9 +46,7 @@ class FedPdAlone(FedPd):
 
     def direction(self, g: Vec, view: ClientView) -> Vec:
         y = self.look_at(view.w, view)
-        pull = view.mine.dual + self.rho * (y - centre(view))
-        # decay belongs to the gradient, which was taken at y
-        return g + pull + (view.decay(y) - view.decay(view.w))
+        return g + view.mine.dual + self.rho * (y - centre(view))
 
     def after_step(self, w: Vec, view: ClientView) -> Vec:
         return w + (self.look_at(view.w, view) - view.w)

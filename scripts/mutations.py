@@ -2,6 +2,7 @@
 
     python scripts/mutations.py                 # all rules; writes docs/mutations.md
     python scripts/mutations.py FedDyn Prox     # some; no page
+    python scripts/mutations.py --page          # the page again, of what the record has
 
 A mistake is one change in one method: a flipped sign, a lost factor, a state that is not kept, a
 wrong weight, a swapped branch, a wrong start.  Each lives in a process of its own, forked after
@@ -137,6 +138,12 @@ def judged() -> dict[str, str]:
 
 def main(wanted: list[str]) -> int:
     torch.set_num_threads(1)
+    if wanted == ["--page"]:  # of what the record has
+        known = judged()
+        planned = [m for k in rule_classes() for m in mutations_of(k)]
+        found = [Found(m, known[str(m)].replace("-", "")) for m in planned if str(m) in known]
+        PAGE.write_text(page(rule_classes(), found, len(planned)))
+        return 0
     used, known = users(), judged()
     kinds = [k for k in rule_classes() if not wanted or k.__name__ in wanted]
     planned = [(m, rows_for(k, used)) for k in kinds for m in mutations_of(k)]
@@ -151,7 +158,7 @@ def main(wanted: list[str]) -> int:
             print(f"{one.by or 'SURVIVES':8} {one.mutation}", flush=True)
     found = [Found(m, known[str(m)].replace("-", "")) for m, _ in planned]
     if not wanted:
-        PAGE.write_text(page(kinds, found))
+        PAGE.write_text(page(kinds, found, len(planned)))
     caught = sum(bool(f.by) for f in found)
     print(f"{caught} of {len(found)} noticed ({100 * caught / len(found):.1f} %)")
     return 0 if caught >= 0.95 * len(found) else 1
@@ -162,6 +169,8 @@ HEAD = """# Mistakes that were planted
 `python scripts/mutations.py` changes one line of one rule at a time (a flipped sign, a lost factor,
 a state that is not kept, a wrong weight, a swapped branch, a wrong start) and asks who notices:
 `undrift verify`, and, if it does not, those tests in {tests} that speak of the rule.
+
+{judged}
 
 **{caught} of {all} are noticed ({share:.1f} %)**: {verify} by `undrift verify`, {alone} by the
 tests alone. {rules} rules; [the record](records/mutations.txt) has them all.
@@ -177,12 +186,13 @@ tests alone. {rules} rules; [the record](records/mutations.txt) has them all.
 """
 
 
-def page(kinds: list[type], found: list[Found]) -> str:
+def page(kinds: list[type], found: list[Found], planned: int) -> str:
     by = Counter(f.by for f in found)
     left = [f.mutation for f in found if not f.by]
     lines = [f"- `{m.where}`, {m.kind}: `{m.before}` → `{m.after}`" for m in left]
     text = HEAD.format(
         tests=", ".join(f"`{t}`" for t in TESTS),
+        judged=f"{len(found)} of the {planned} planned mistakes have been judged so far.",
         caught=len(found) - by[""],
         all=len(found),
         share=100 * (1 - by[""] / len(found)),
@@ -194,6 +204,8 @@ def page(kinds: list[type], found: list[Found]) -> str:
     for kind in kinds:
         mine = Counter(f.by for f in found if f.mutation.kind_of is kind)
         counts = sum(mine.values()), mine["verify"], mine["tests"], mine[""]
+        if not counts[0]:
+            continue
         text += f"| {kind.__name__} | {' | '.join(map(str, counts))} |\n"
     return text
 

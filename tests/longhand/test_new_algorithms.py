@@ -7,9 +7,9 @@ difference.
 import numpy as np
 import pytest
 
-import undrift as fl
 import undrift.rules
-from proofs.bridge import Run, local_of, task_of
+from proofs import bridge
+from proofs.bridge import local_of
 from undrift.verify.longhand.worlds import World, epoch_batches, step_batches
 
 from .cases import WORLDS
@@ -31,29 +31,11 @@ def batches_of(case: Case, world: World, rounds):
     return epoch_batches(world, rounds, 6, epochs=2)
 
 
-def run(case: Case, world: World, rounds, batches, **options):
+def run(case: Case, world: World, rounds, batches):
     build = getattr(undrift.rules, case.function)
     algorithm = build(local=local_of(case.local), **case.settings)
-    task = task_of(world, "1" if case.feature else None)
-    trainer = fl.Trainer(
-        task,
-        fl.Federation.of(world.data),
-        algorithm,
-        work=fl.ExplicitWork(batches),
-        sampler=fl.Explicit(rounds, case.chances),
-        **options,
-    )
-    kept = Run([], [], [], [])
-    for _ in rounds:
-        kept.results.append(trainer.round())
-        kept.x.append(trainer.server.w.numpy().copy())
-        kept.server.append(arrays(trainer.server_state()))
-        kept.clients.append([arrays(trainer.client_state(i)) for i in range(len(world.data))])
-    return kept
-
-
-def arrays(state) -> dict[str, np.ndarray]:
-    return {name: value.numpy().copy() for name, value in state.items()}
+    feature = "1" if case.feature else None
+    return bridge.run(world, rounds, batches, algorithm, feature=feature, chances=case.chances)
 
 
 def away(a, b) -> float:

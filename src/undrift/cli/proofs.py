@@ -40,7 +40,7 @@ def do_verify(chosen: argparse.Namespace) -> int:
     for one in verify_together(chosen.names, chosen.jobs):
         if not count:
             print(_line(HEADER))
-        print(_line(_row(one)), flush=True)
+        print(_line(row(one)), flush=True)
         for says, gap, ok in one.identities:
             if chosen.all or not ok:
                 print(f"  {says}: {gap:.1e}{'' if ok else '  FAILS'}")
@@ -59,7 +59,8 @@ def _line(cells: Sequence[str]) -> str:
     return "  ".join([first[0].ljust(first[1]), *(c.rjust(w) for c, w in rest)]).rstrip()
 
 
-def _row(one: Verdict) -> list[str]:
+def row(one: Verdict) -> list[str]:
+    """Write what was measured as the cells under HEADER."""
     worst = max((gap for _, gap, _ in one.identities), default=math.nan)
     exact = (worst, one.longhand, one.engines, one.optimum, one.optimum_half)
     sent = ["" if math.isnan(v) else f"{v:.2f}" for v in (one.down, one.up)]

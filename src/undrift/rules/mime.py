@@ -127,7 +127,7 @@ class MimeLite(Rule):
 
 
 @record
-class Mime(Rule):
+class Mime(MimeLite):
     """Mime (Karimireddy et al. 2021, alg. 1): MimeLite whose gradients are corrected.
 
     g(y) - g(x) + c, both on the same batch; c is the cohort's gradient at x (one more exchange).
@@ -136,32 +136,11 @@ class Mime(Rule):
     shares_probe: ClassVar[bool] = True
     claims: ClassVar[tuple[str, ...]] = (MOMENTUM, VARIATES)
 
-    base: Any = part(default_factory=Ema)
-
-    @property
-    def linear(self) -> bool:
-        return bool(self.base.linear)
-
-    def init_server(self, w: Vec, sizes: Sizes) -> Tree:
-        return self.base.init(w)  # s
-
-    def broadcast(self, state: Tree) -> Tree:
-        return state
-
-    def probe(self, view: ClientView) -> Tree:
-        return view.grad_at(view.w0)
-
     def direction(self, g: Vec, view: ClientView) -> Vec:
         return steered(self.base, g - view.grad_at(view.w0) + view.cohort, view)
 
-    def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
-        return delta, EMPTY, (view.size * view.probe, view.size)
-
     def sent(self, upload: Tree) -> Tree:
         return EMPTY  # the server has the probes from the first exchange
-
-    def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
-        return update, self.base.next(view.upload[0] / view.upload[1], state)
 
 
 def steered(base: Any, g: Vec, view: ClientView) -> Vec:

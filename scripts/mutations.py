@@ -161,14 +161,23 @@ def main(wanted: list[str]) -> int:
     return 0 if caught >= 0.95 * len(found) else 1
 
 
+# Survivors that are no mistakes: the result is the same.
+SAME = {
+    "ScaffoldLiteral.direction": "what is added is zero by definition",
+    "MeanBy.weight": "the sign cancels between the sum and the sum of weights",
+    "RFedAvgAtStart.probe": "a value and its weight change sign together; only their ratio counts",
+    "RFedAvgPlusAtStart.probe": "as for RFedAvgAtStart",
+    "FedDynExact.direction": "`after_step` replaces whatever the gradient does",
+    "QFair.weight": "weighs BatchNorm's buffers alone, where the sign cancels",
+    "Watch.server": "the rows that are replaced have weight 0; any finite number will do",
+}
+
 HEAD = """# Mistakes that were planted
 
 `python scripts/mutations.py` changes one line of one rule at a time (a flipped sign, a lost factor,
 a state that is not kept, a wrong weight, a swapped branch, a wrong start) and asks who notices:
 `undrift verify`, and, if it does not, the tests in {tests}.
-
 {judged}
-
 **{caught} of {all} are noticed ({share:.1f} %)**: {verify} by `undrift verify`, {alone} by the
 tests alone. {rules} rules; [the record](records/mutations.txt) has them all.
 
@@ -186,10 +195,16 @@ tests alone. {rules} rules; [the record](records/mutations.txt) has them all.
 def page(kinds: list[type], found: list[Found], planned: int) -> str:
     by = Counter(f.by for f in found)
     left = [f.mutation for f in found if not f.by]
-    lines = [f"- `{m.where}`, {m.kind}: `{m.before}` → `{m.after}`" for m in left]
+    lines = [
+        f"- `{m.where}`, {m.kind}: `{m.before}` → `{m.after}`"
+        + (f" (no mistake: {SAME[m.where]})" if m.where in SAME else "")
+        for m in left
+    ]
     text = HEAD.format(
         tests=", ".join(f"`{t}`" for t in TESTS),
-        judged=f"{len(found)} of the {planned} planned mistakes have been judged so far.",
+        judged=""
+        if len(found) == planned
+        else f"{len(found)} of the {planned} planned mistakes have been judged so far.\n",
         caught=len(found) - by[""],
         all=len(found),
         share=100 * (1 - by[""] / len(found)),

@@ -114,7 +114,7 @@ def _edits(tree: ast.FunctionDef, kind: type, method: str) -> list:
     for node in ast.walk(tree):
         for field, value in ast.iter_fields(node):
             for at, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
-                for name, new in _instead(child):
+                for name, new in _instead(child, kind):
                     found.append((name, _setter(node, field, at, new)))
     found += _states(tree, kind, method)
     return found
@@ -133,12 +133,14 @@ def _setter(node: ast.AST, field: str, at: int | None, new: ast.AST):
 SWAPPED = {"population": "count", "count": "population", "steps": "path", "path": "steps"}
 
 
-def _instead(node: object) -> Iterator[tuple[str, ast.AST]]:
+def _instead(node: object, kind: type) -> Iterator[tuple[str, ast.AST]]:
     if isinstance(node, ast.BinOp):
         yield from _other_sums(node)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         yield "sign", node.operand
-    if isinstance(node, ast.Attribute) and node.attr in SWAPPED and _is(node.value, "view"):
+    swappable = isinstance(node, ast.Attribute) and node.attr in SWAPPED and _is(node.value, "view")
+    # where nobody asks for ||a||_1, view.path is view.steps: no mistake
+    if swappable and (node.attr not in ("steps", "path") or getattr(kind, "needs_path", False)):
         yield "weight", ast.Attribute(node.value, SWAPPED[node.attr], ast.Load())
     if isinstance(node, ast.IfExp):
         yield "branch", ast.IfExp(node.test, node.orelse, node.body)
@@ -174,7 +176,8 @@ def _states(tree: ast.FunctionDef, kind: type, method: str) -> list:
         old = KEPT.get(method)
         if method == "begin":
             found.append(("state not kept", _setter(node, "value", None, _expression(old))))
-        if not isinstance(node.value, (ast.Tuple, ast.Constant)) and method not in STARTS:
+        empty = isinstance(node.value, (ast.Tuple, ast.Constant)) or _is(node.value, "EMPTY")
+        if not empty and method not in STARTS:
             found.append(("negated", _setter(node, "value", None, _negative(node.value))))
         if isinstance(node.value, ast.Tuple) and old and old.split(".")[0] in arguments:
             if ast.unparse(node.value.elts[1]) not in (old, "EMPTY"):

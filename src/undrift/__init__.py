@@ -38,6 +38,8 @@ from undrift.experiment import (
     load_experiments,
     run,
 )
+from undrift.fleet import Fleet
+from undrift.rounds import RoundResult
 from undrift.rules import (
     AdaBest,
     Adam,
@@ -126,7 +128,7 @@ from undrift.rules import (
     two_blocks,
     vrlsgd,
 )
-from undrift.trainer import RoundResult, Trainer
+from undrift.trainer import Trainer
 from undrift.version import __version__
 
 __all__ = [
@@ -164,6 +166,7 @@ __all__ = [
     "FedVra",
     "FedVraEach",
     "Federation",
+    "Fleet",
     "HeavyBall",
     "History",
     "Holding",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from undrift.core.random import Seeds
 from undrift.core.rule import ClientInfo
+from undrift.core.transfer import send
 from undrift.data import Cohort, Federation, LocalWork, Population, Sampler
 from undrift.engines.engine import Assignment
 from undrift.engines.sums import summing_order
@@ -34,7 +35,9 @@ class Roster:
     ) -> None:
         self.federation, self.sampler, self.work = federation, sampler, work
         self.seeds, self.dtype = seeds, dtype
-        self.enrolled = self.valid(range(federation.num_clients) if enrolled is None else enrolled)
+        self._known: tuple[Ids, Population, float] | None = None
+        everybody = np.arange(federation.num_clients)
+        self.enrolled = everybody if enrolled is None else self.valid(enrolled)
 
     @property
     def count(self) -> int:
@@ -60,25 +63,38 @@ class Roster:
             raise ConfigError("nobody is enrolled: a federation needs at least one client")
         return made
 
-    def cohort(self, round: int) -> Assignment:
-        """Choose the cohort of a round and its batches."""
+    def cohort(self, round: int, *, ordered: bool = True) -> Assignment:
+        """Choose the cohort of a round and its batches; unless `ordered`, only how many."""
         available = self.federation.available(round)
-        population = Population.of(available[self.enrolled].numpy(), self.enrolled)
-        drawn = self._drawn(round, population)
+        drawn = self._drawn(round, self._population(round))
         chance = dict(zip(drawn.ids.tolist(), drawn.probability.tolist(), strict=True))
         ids = summing_order(list(chance))
-        clients, sizes = torch.tensor(ids, dtype=torch.int64), available[ids]
-        device = self.federation.device
-        plan = self.work.plan(self.seeds.run, round, clients, sizes, device)
-        info = self._info(clients, sizes, [chance[i] for i in ids], available)
-        return Assignment(clients, info, plan.order, plan.steps.cpu(), sizes, self.seeds.run)
+        clients = torch.tensor(ids, dtype=torch.int64)
+        sizes, device, seed = available[clients], self.federation.device, self.seeds.run
+        if ordered:
+            order, steps = self.work.plan(seed, round, clients, sizes, device)
+        else:
+            steps = self.work.steps_of(seed, round, clients, sizes)
+            order = torch.empty(len(ids), 0, 0, dtype=torch.int64, device=device)
+        info = self._info(clients, sizes, [chance[i] for i in ids], round)
+        return Assignment(clients, info, order, steps.cpu(), sizes, seed, round, self.work)
+
+    def _population(self, round: int) -> Population:
+        """Tell who has examples in a round; the same object as long as nothing changes."""
+        fixed = self.federation.arrival is None
+        if not (fixed and self._known is not None and self._known[0] is self.enrolled):
+            available = self.federation.available(round)[torch.from_numpy(self.enrolled)]
+            made = Population.of(available.numpy(), self.enrolled)
+            self._known = (self.enrolled, made, float(available.double().mean()))
+        return self._known[1]
 
     def _drawn(self, round: int, population: Population) -> Cohort:
         """Ask the sampler, and check what somebody else's sampler answers."""
         drawn = self.sampler.sample(self.seeds.run, round, population)
         ids = np.asarray(drawn.ids)
-        strangers = np.setdiff1d(ids, population.ids)
-        if not len(ids) or len(np.unique(ids)) < len(ids) or len(strangers):
+        places = np.searchsorted(population.ids, ids).clip(max=population.count - 1)
+        strange = not np.array_equal(population.ids[places], ids)
+        if not len(ids) or len(set(ids.tolist())) < len(ids) or strange:
             raise ConfigError(
                 f"{type(self.sampler).__name__}.sample gave clients {ids.tolist()} in round "
                 f"{round}: they must be at least one, different, and among those enrolled with data"
@@ -88,12 +104,13 @@ class Roster:
     def lookers(self, round: int, ids: Iterable[int] | None = None) -> Assignment:
         """List clients (all that are enrolled) that have data, without any local work."""
         available = self.federation.available(round)
-        wanted = self.enrolled.tolist() if ids is None else ids
-        names = summing_order([i for i in wanted if available[i] > 0])
+        wanted = self.enrolled if ids is None else np.array(list(ids), dtype=np.int64)
+        names = summing_order(wanted[available.numpy()[wanted] > 0].tolist())
         clients, sizes = torch.tensor(names, dtype=torch.int64), available[names]
-        info = self._info(clients, sizes, [1.0] * len(names), available)
+        info = self._info(clients, sizes, [1.0] * len(names), round)
         order = torch.zeros(len(names), 0, 0, dtype=torch.int64, device=self.federation.device)
-        return Assignment(clients, info, order, torch.zeros_like(clients), sizes, self.seeds.run)
+        steps = torch.zeros_like(clients)
+        return Assignment(clients, info, order, steps, sizes, self.seeds.run, round)
 
     def longest(self) -> Assignment | None:
         """List who may be sampled at all, each with the most steps it may ever take.
@@ -102,23 +119,19 @@ class Roster:
         """
         if not (hasattr(self.sampler, "probability") and hasattr(self.work, "most_steps")):
             return None
-        who, available = self.lookers(0), self.federation.available(0)
-        population = Population.of(available[self.enrolled].numpy(), self.enrolled)
+        who, population = self.lookers(0), self._population(0)
         chances = dict(zip(population.ids, self.sampler.probability(population), strict=True))
         asked = torch.tensor([chances[i] > 0 for i in who.ids])
-        info = self._info(who.clients, who.sizes, [chances[i] for i in who.ids], available)
+        info = self._info(who.clients, who.sizes, [chances[i] for i in who.ids], 0)
         steps = self.work.most_steps(self.federation.sizes[who.clients].cpu())
         return who._replace(info=info, steps=steps).part(asked.nonzero().flatten())
 
-    def _info(
-        self, clients: Tensor, sizes: Tensor, chances: list[float], available: Tensor
-    ) -> ClientInfo:
+    def _info(self, clients: Tensor, sizes: Tensor, chances: list[float], round: int) -> ClientInfo:
         """Tell what the record says of each client of a cohort."""
-        held, device = available[self.enrolled].double(), self.federation.device
-
-        def numbers(values: Any) -> Tensor:
-            made = torch.as_tensor(values, dtype=torch.float64).expand(len(clients))
-            return made.to(device, self.dtype)
-
-        share, mean = numbers(sizes / held.sum()), numbers(held.mean())
-        return ClientInfo(clients.to(device), numbers(sizes), numbers(chances), share, mean)
+        device, total = self.federation.device, self._population(round).total
+        assert self._known is not None
+        mean = torch.full((len(clients),), self._known[2], dtype=torch.float64)
+        chance = torch.tensor(chances, dtype=torch.float64)
+        numbers = torch.stack([sizes.double(), chance, sizes.double() / total, mean])
+        # one transfer for all of them
+        return ClientInfo(send(clients, device), *send(numbers.to(self.dtype), device))

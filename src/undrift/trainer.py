@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import math
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,7 +14,6 @@ from undrift.arguments import able, check_labels, check_parts, known_device, kno
 from undrift.core.algorithm import (
     REFRESH,
     Algorithm,
-    Row,
     Server,
     init_client,
     init_server,
@@ -24,8 +21,8 @@ from undrift.core.algorithm import (
 )
 from undrift.core.ops import Pass
 from undrift.core.random import Seeds
-from undrift.core.round import server_after, server_round
 from undrift.core.rule import Rule, Sizes, overrides
+from undrift.core.server import server_after
 from undrift.core.task import Batch, Task
 from undrift.core.tree import EMPTY, Tree, leaves, named_leaves, rebuild, structure
 from undrift.data import Everyone, Federation, LocalWork, Sampler, Work
@@ -33,30 +30,15 @@ from undrift.data.checks import check_whole
 from undrift.data.spool import Rows, Streamed
 from undrift.describe import describe
 from undrift.engines import ENGINES
-from undrift.engines.engine import Assignment, Engine
+from undrift.engines.engine import Assignment, Engine, Outcome
 from undrift.engines.traffic import NOTHING, Traffic, look_traffic, training_traffic
 from undrift.errors import DataError, unknown_name
 from undrift.roster import Roster
+from undrift.rounds import Advance, Opened, RoundResult
 from undrift.state.checkpoint import CheckpointFolder
 from undrift.state.keeper import Keeper, part_of
 from undrift.state.store import ClientStateStore, Place, Visible
 from undrift.version import __version__
-
-log = logging.getLogger("undrift")
-
-
-class RoundResult(NamedTuple):
-    """What is known after a round."""
-
-    round: int  # 1 after the first
-    ids: list[int]  # who was asked
-    skipped: list[int]  # who was left out: a non-finite update, or nothing to train on
-    loss: float  # mean over participants of their mean local loss
-    scores: dict[str, float]
-    floats_down: int  # sent to the cohort, in all
-    floats_up: int
-    seconds: float
-    steps: int  # local steps of all clients together
 
 
 class Present(NamedTuple):
@@ -126,6 +108,7 @@ class Trainer:
         self.engine.check(algorithm, start, self.roster.lookers(0), first)
         if enrolled is None and any(overrides(p, "check") for p in algorithm.everything):
             self.engine.admit(algorithm, start, self.roster.longest())
+        self._traffic: dict[tuple[int, int, int], Traffic] = {}
         self._described = {"engine": engine, "state": state}
 
     @property
@@ -141,27 +124,60 @@ class Trainer:
     # -- training ----------------------------------------------------------------------------
     def round(self) -> RoundResult:
         """Train one round.  If it fails, the trainer is as it was before."""
-        started, algo = time.perf_counter(), self.algorithm
-        self._settle()
-        try:
-            server, first, holders = self.server, NOTHING, self._present.holders
-            if self.rounds_done == 0:
-                server, first, holders = self._look(server, None)
-            cohort = self.roster.cohort(self.rounds_done)
-            outcome = self.engine.train(algo, server, cohort)
-            ids, count = cohort.info.id, self.roster.count
-            report, rows, everyone = outcome.report, outcome.rows, self._everyone()
-            server = server_round(algo, server, report, rows, ids, count, everyone)
-            server, last, looked = self._look(server, cohort)
-            # one assignment: an interrupt leaves the round done or not done, never in between
-            self._present = Present(server, self.rounds_done + 1, self.store.merged(), looked)
-        finally:
-            self._settle()
-        held = len(holders.intersection(cohort.ids))
-        sent = training_traffic(algo, outcome, held).plus(first).plus(last)
-        return self._result(cohort.ids, outcome.rows, sent, time.perf_counter() - started)
+        return self.advance().result()
 
-    def _settle(self) -> None:
+    def run(self, rounds: int) -> list[RoundResult]:
+        """Train several rounds; a device is not waited for in between."""
+        check_whole("rounds", rounds, low=0)
+        started = time.perf_counter()
+        results = [done.result() for done in [self.advance() for _ in range(rounds)]]
+        if self.engine.device.type == "cpu":
+            return results
+        each = (time.perf_counter() - started) / max(1, rounds)  # which took how long is not known
+        return [done._replace(seconds=each) for done in results]
+
+    def advance(self) -> Advance:
+        """Train one round without waiting for a device."""
+        try:
+            opened = self.open_round()
+            server, outcome = self.engine.round(
+                self.algorithm, opened.server, opened.cohort, self.roster.count, opened.everyone
+            )
+            return self.close_round(opened, server, outcome)
+        finally:
+            self.settle()
+
+    def open_round(self) -> Opened:
+        """Choose the next round's cohort; before the first round everybody may look."""
+        started = time.perf_counter()
+        self.settle()
+        server, first, holders = self.server, NOTHING, self._present.holders
+        if self.rounds_done == 0:
+            server, first, holders = self._look(server, None)
+        ordered = not self.engine.orders(self.roster.work)
+        cohort = self.roster.cohort(self.rounds_done, ordered=ordered)
+        return Opened(server, cohort, self._everyone(), first, holders, started)
+
+    def close_round(self, opened: Opened, server: Server, outcome: Outcome) -> Advance:
+        """Take the next server and the staged client states for the present."""
+        cohort = opened.cohort
+        server, last, looked = self._look(server, cohort)
+        # one assignment: an interrupt leaves the round done or not done, never in between
+        self._present = Present(server, self.rounds_done + 1, self.store.merged(), looked)
+        self.settle()
+        held = len(opened.holders.intersection(cohort.ids))
+        sent = self._sent(outcome, held).plus(opened.sent).plus(last)
+        rows = outcome.rows._replace(notes=(), counters=EMPTY)  # nobody asks for these again
+        return Advance(self.rounds_done, cohort.ids, rows, sent, opened.started)
+
+    def _sent(self, outcome: Outcome, held: int) -> Traffic:
+        """Count the exchange around training; it depends on how many there are, and is kept."""
+        key = (len(outcome.rows.steps), held, self.roster.count)
+        if key not in self._traffic:
+            self._traffic[key] = training_traffic(self.algorithm, outcome, held)
+        return self._traffic[key]
+
+    def settle(self) -> None:
         """Show the client states that belong to the present, whatever was interrupted before."""
         self.store.show(self._present.rows)
 
@@ -169,11 +185,6 @@ class Trainer:
         """Tell what the record says of all clients, if a rule reads it."""
         reads = any(rule.reads_everyone for rule in self.algorithm.chain)
         return self.roster.lookers(self.rounds_done).info if reads else EMPTY
-
-    def run(self, rounds: int) -> list[RoundResult]:
-        """Train several rounds."""
-        check_whole("rounds", rounds, low=0)
-        return [self.round() for _ in range(rounds)]
 
     def _look(
         self, server: Server, cohort: Assignment | None
@@ -209,18 +220,6 @@ class Trainer:
         sent = look_traffic(model, [rows[i] for i in only], len(who.ids))
         return server_after(self.algorithm, server, rows, ids, accepted, count, only), sent
 
-    def _result(self, ids: list[int], rows: Row, sent: Traffic, seconds: float) -> RoundResult:
-        kept = rows.accepted.cpu()  # sync: once per round
-        losses = rows.loss.cpu()[kept]
-        scores = {name: float(v.cpu()[kept].mean()) for name, v in rows.scores.items()}
-        skipped = sorted(i for i, ok in zip(ids, kept.tolist(), strict=True) if not ok)
-        if skipped:
-            why = "not finite, or no batch to train on"
-            log.warning("round %d: left out clients %s (%s)", self.rounds_done, skipped, why)
-        loss = float(losses.mean()) if len(losses) else math.nan
-        steps = int(rows.steps.sum())
-        return RoundResult(self.rounds_done, ids, skipped, loss, scores, *sent, seconds, steps)
-
     # -- population --------------------------------------------------------------------------
     @property
     def enrolled(self) -> list[int]:
@@ -236,7 +235,7 @@ class Trainer:
         self._change(set(self.enrolled) - self.roster.known(ids))
 
     def _change(self, wanted: set[int]) -> None:
-        self._settle()
+        self.settle()
         before, after = set(self.enrolled), self.roster.valid(wanted)
         joined = self.store.gather(sorted(wanted - before))
         left = self.store.gather(sorted(before - wanted))
@@ -271,7 +270,7 @@ class Trainer:
 
     def client_state(self, client: int) -> dict[str, Tensor]:
         """Give every tensor of one client's state, e.g. `{"0.Scaffold": c_i}`."""
-        self._settle()
+        self.settle()
         state = self.store.gather(sorted(self.roster.known([client])))
         return {n: v[0] for n, v in _by_rule(self.algorithm.rules, state).items()}
 
@@ -317,7 +316,7 @@ class Trainer:
 
     def save(self, folder: Path | str | CheckpointFolder) -> Path:
         """Write a checkpoint: atomic, checksummed; the previous one is kept too."""
-        self._settle()
+        self.settle()
         tensors = {f"server.{n}": v for n, v in named_leaves(self.server).items()}
         tensors["enrolled"] = torch.from_numpy(self.roster.enrolled)
         meta = {"plan": self.engine.plan(), "holders": sorted(self._present.holders)}

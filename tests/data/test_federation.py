@@ -167,6 +167,20 @@ def test_indices_out_of_range_are_refused(index):
         Federation.split(*examples(3), [[0], [1, index]])
 
 
+def test_an_index_out_of_range_is_found_behind_empty_clients():
+    with pytest.raises(DataError, match="client 3: index 7 is out of range"):
+        Federation.split(*examples(3), [[], [0, 1], [], [2, 7], [9]])
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.array, lambda rows: np.array(rows, np.int32)])
+def test_clients_of_one_size_may_come_as_one_array(kind):
+    x, y = examples(6)
+    rows = [[5, 0], [2, 3], [1, 4]]
+    made, listed = Federation.split(x, y, kind(rows)), Federation.split(x, y, rows)
+    assert made.members.tolist() == listed.members.tolist() == [5, 0, 2, 3, 1, 4]
+    assert made.sizes.tolist() == [2, 2, 2] and made.members.dtype == torch.int64
+
+
 @pytest.mark.parametrize("part", [[0.5], [[0, 1]], [True, False, True]])
 def test_only_flat_lists_of_indices_are_accepted(part):
     with pytest.raises(DataError, match="client 0: give a flat list"):

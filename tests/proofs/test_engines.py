@@ -17,8 +17,9 @@ from undrift.core.algorithm import (
     write_broadcast,
     write_personal,
 )
-from undrift.core.round import client_finish, client_start, client_step, server_round
+from undrift.core.round import client_finish, client_start, client_step
 from undrift.core.rule import Sizes
+from undrift.core.server import server_round
 from undrift.core.task import Batch
 from undrift.core.tree import EMPTY, leaves, tree_map
 from undrift.engines import engine as engine_module

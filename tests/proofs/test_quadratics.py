@@ -17,7 +17,7 @@ import undrift as fl
 from longhand.cases import above, below
 from proofs.bridge import task_of
 from undrift.core.algorithm import Server
-from undrift.core.round import server_round
+from undrift.core.server import server_round
 from undrift.core.tree import Tree, leaves, rebuild, replace, structure
 from undrift.rules.observe import Watch
 from undrift.verify.longhand.worlds import quadratic_world

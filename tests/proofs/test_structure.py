@@ -56,11 +56,12 @@ def test_the_vocabulary_is_not_empty():
 
 # core <- {rules, state <- data} <- engines <- trainer <- experiment <- {report, trackers} <- cli
 MAY_IMPORT = {
-    "core": {"core"},
+    "core": {"core", "kernels"},
+    "kernels": {"kernels"},
     "rules": {"core", "rules"},
     "data": {"core", "data", "state"},
     "state": {"core", "state"},
-    "engines": {"core", "data", "state", "engines"},
+    "engines": {"core", "kernels", "data", "state", "engines"},
     "models": {"core", "models"},
     "sources": {"core", "data", "models", "state", "sources"},
     "experiment": {
@@ -73,6 +74,8 @@ MAY_IMPORT = {
             "models",
             "sources",
             "trainer",
+            "fleet",
+            "rounds",
             "replay",
             "describe",
         ),

@@ -13,6 +13,7 @@ from undrift.core.rule import Rule
 from undrift.core.task import Task
 from undrift.core.tree import record
 from undrift.errors import UndriftError
+from undrift.rounds import Advance
 from undrift.rules import Scaffold
 from undrift.state.store import ClientStateStore
 from undrift.trainer import Trainer
@@ -104,7 +105,10 @@ def test_a_failure_in_the_first_round_changes_nothing_even_where_clients_have_lo
 
 
 # -- Ctrl-C between any two lines -----------------------------------------------------------------
-WATCHED = [Trainer.round, Trainer._result, ClientStateStore.commit, ClientStateStore.stage]
+WATCHED = [
+    *(Trainer.round, Trainer.advance, Trainer.open_round, Trainer.close_round, Advance.result),
+    *(ClientStateStore.commit, ClientStateStore.stage, ClientStateStore.show),
+]
 
 
 def interrupted_at(n, work):

@@ -148,12 +148,17 @@ def resize_server(
     return server._replace(states=states)
 
 
-def write_broadcast(algo: Algorithm, server: Server, cohort_size: int, seed: int) -> Broadcast:
+def write_broadcast(
+    algo: Algorithm, server: Server, cohort_size: int | Tensor, seed: int | Tensor
+) -> Broadcast:
     """Write what goes down to every client of the cohort."""
     notes = tuple(r.broadcast(s) for r, s in zip(algo.rules, server.states, strict=False))
     nothing = tuple(() for _ in algo.parts)
-    size = torch.full_like(server.round, float(cohort_size))
-    key = torch.tensor(seed, dtype=torch.int64, device=server.w.device)
+    size = torch.zeros_like(server.round) + cohort_size
+    key = seed
+    if not isinstance(key, Tensor):
+        # full, not tensor: a copy from the host would make it wait for the device
+        key = torch.full((), key, dtype=torch.int64, device=server.w.device)
     return Broadcast(server.w, server.buffers, notes, nothing, server.round, size, key)
 
 

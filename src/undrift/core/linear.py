@@ -17,8 +17,27 @@ from torch.nn import functional as F
 class Descent(NamedTuple):
     """Plain SGD, to be taken inside the backward pass: w <- keep * w - lr * gradient."""
 
-    lr: float
-    keep: float  # 1 - lr * weight_decay
+    lr: float | Tensor  # of everybody, or one value per client: 0 stands still
+    keep: float | Tensor  # 1 - lr * weight_decay
+
+
+def take_step(w: Tensor, g: Tensor | None, how: Descent) -> None:
+    """Move w [C, ...] in place; without a gradient it decays all the same."""
+    if isinstance(how.keep, Tensor):
+        w.mul_(_like(how.keep, w))
+    elif how.keep != 1:
+        w.mul_(how.keep)
+    if g is None:
+        return
+    if isinstance(how.lr, Tensor):
+        rate = _like(how.lr, g)
+        w.sub_(torch.where(rate == 0, 0.0, rate * g))  # 0 * NaN would not stand still
+    else:
+        w.sub_(g, alpha=how.lr)
+
+
+def _like(values: Tensor, t: Tensor) -> Tensor:
+    return values.reshape(-1, *[1] * (t.dim() - 1))
 
 
 class _Cohort(torch.autograd.Function):
@@ -40,10 +59,26 @@ class _Cohort(torch.autograd.Function):
         back = None
         if ctx.needs_input_grad[0]:
             back = torch.bmm(ctx.weight.transpose(1, 2), g.transpose(1, 2)).transpose(1, 2)
+        if isinstance(how.lr, Tensor):
+            _descend_by_client(ctx.weight, ctx.bias, g * how.lr[:, None, None], x, how.keep)
+            return back, None, None, None
         ctx.weight.baddbmm_(g.transpose(1, 2), x, beta=how.keep, alpha=-how.lr)
         if ctx.bias is not None:
             ctx.bias.mul_(how.keep).sub_(g.sum(1), alpha=how.lr)
         return back, None, None, None
+
+
+def _descend_by_client(
+    weight: Tensor, bias: Tensor | None, step: Tensor, x: Tensor, keep: float | Tensor
+) -> None:
+    """Take the step of every client; `step` is its learning rate times g."""
+    if isinstance(keep, Tensor):
+        weight.mul_(keep[:, None, None])
+    elif keep != 1:
+        weight.mul_(keep)
+    weight.baddbmm_(step.transpose(1, 2), x, alpha=-1)
+    if bias is not None:
+        bias.mul_(keep[:, None] if isinstance(keep, Tensor) else keep).sub_(step.sum(1))
 
 
 class _Linear(torch.autograd.Function):

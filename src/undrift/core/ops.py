@@ -1,9 +1,10 @@
-"""Modules that train many clients at once: BatchNorm, Dropout, LSTM and Linear, rewritten.
+"""Modules that train many clients at once: some of torch's layers, rewritten.
 
 torch's own BatchNorm counts padded rows and writes its buffers in place, its Dropout depends on the
 order of clients, its LSTM has no batching rule, and its Linear cannot take its step while going
-back.  `prepare` copies a module and exchanges these four.  They read what they need to know about
-the batch from the `Pass` that is running.
+back.  `prepare` copies a module and exchanges these four, and Conv2d and Sequential, which do what
+torch's do unless the pass has a seam.  They read what they need to know from the `Pass` that is
+running.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, cast
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -25,9 +25,11 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
 from undrift.core.batchnorm import Running, normalise, remember
+from undrift.core.blocks import Block, run_block, run_sequence, takes
+from undrift.core.convolution import Seam
+from undrift.core.dropping import drop
 from undrift.core.linear import Descent, descending_linear
 from undrift.core.lstm import run_lstm
-from undrift.core.random import bits, fold
 from undrift.errors import TaskError
 
 __all__ = ["Pass", "current_pass", "prepare", "read_buffers", "running"]
@@ -50,7 +52,9 @@ class Pass:
     new_buffers: dict[str, Tensor] = field(default_factory=dict)  # by full name, after the pass
     notes: dict[str, Tensor] = field(default_factory=dict)  # what hooks want to hand out
     draws: dict[int, int] = field(default_factory=dict)  # how often a layer has drawn
-    descent: Descent | None = None  # linear layers take their SGD step while going back
+    descent: Descent | None = None  # layers take their SGD step while going back: linear ones,
+    #                                 and with a seam convolutions too
+    seam: Seam | None = None  # how convolutions and linear layers are computed; None: by torch
 
 
 class _Stack(threading.local):
@@ -91,7 +95,7 @@ class Place(NamedTuple):
 
 
 def prepare(module: nn.Module) -> nn.Module:
-    """Copy a module, with BatchNorm, Dropout, LSTM and Linear exchanged for our own.
+    """Copy a module, with some layers exchanged for our own.
 
     Parameters, buffers, their names and all flags stay, so that what was trained loads back into
     the original.  Classes that define their own forward are left alone.
@@ -109,7 +113,7 @@ def prepare(module: nn.Module) -> nn.Module:
             part.__class__ = _exchanged(type(part))
         if type(part).forward in FORWARDS.values():
             part._place = Place(name, number)
-            number += 1
+            number += type(part).forward not in UNCOUNTED
     return twin
 
 
@@ -211,23 +215,15 @@ def _channel_dropout_forward(self: _DropoutNd, input: Tensor) -> Tensor:
 
 
 def _drop(part: nn.Module, x: Tensor, p: float, depth: int) -> Tensor:
-    """Drop what the key decides, one decision for each index into the first `depth` dimensions.
-
-    Decisions count from row 0 on, so rows of padding at the end change nothing; and they compare
-    integers, so every device and every precision takes the same ones.
-    """
     run = current_pass()
     if p == 0 or not (run.training and part.training):
         return x
-    sizes = x.shape[:depth]
-    index = torch.arange(sizes.numel(), device=x.device)
-    draws = bits(_draw_key(part, run), index).reshape(*sizes, *[1] * (x.dim() - depth))
-    # p = 1 lets one draw in 2**63 pass; the factor 0 stops that one too.
-    kept = draws >= min(int(p * 2**63), 2**63 - 1)
-    return torch.where(kept, x * (1 / (1 - p) if p < 1 else 0.0), 0.0)
+    use_kernel = run.seam is not None and run.seam.may_use_kernels
+    return drop(x, *_draw_key(part, run), p, depth, use_kernel)
 
 
-def _draw_key(part: nn.Module, run: Pass) -> Tensor:
+def _draw_key(part: nn.Module, run: Pass) -> tuple[Tensor, tuple[int, int]]:
+    """Give the pass's key, and what is folded into it: the layer's number and its use."""
     name, number = _place(part)
     if run.key is None:
         raise TaskError(
@@ -237,7 +233,7 @@ def _draw_key(part: nn.Module, run: Pass) -> Tensor:
     # One Dropout may serve several places of a network; each use decides anew.
     use = run.draws.get(number, 0)
     run.draws[number] = use + 1
-    return fold(run.key, number, use)
+    return run.key, (number, use)
 
 
 def _lstm_forward(
@@ -259,10 +255,30 @@ def _drop_between(self: nn.LSTM, x: Tensor) -> Tensor:
 
 def _linear_forward(self: nn.Linear, input: Tensor) -> Tensor:
     """Do what nn.Linear does, and the SGD step too where the pass says so."""
-    how = current_pass().descent
-    if how is None:
-        return F.linear(input, self.weight, self.bias)
-    return descending_linear(input, self.weight, self.bias, how)
+    run = current_pass()
+    if run.seam is not None:
+        return run_block(Block(self), input, run.seam, run.descent)
+    if run.descent is not None:
+        return descending_linear(input, self.weight, self.bias, run.descent)
+    return F.linear(input, self.weight, self.bias)
+
+
+def _conv_forward(self: nn.Conv2d, input: Tensor) -> Tensor:
+    """Do what nn.Conv2d does, the way that the seam says."""
+    run = current_pass()
+    if run.seam is None or not takes(self):
+        return self._conv_forward(input, self.weight, self.bias)
+    return run_block(Block(self), input, run.seam, run.descent)
+
+
+def _sequence_forward(self: nn.Sequential, input: Tensor) -> Tensor:
+    """Call one layer after the other; a seam sees several at once."""
+    run = current_pass()
+    if run.seam is not None:
+        return run_sequence(list(self), input, run.seam, run.descent)
+    for layer in self:
+        input = layer(input)
+    return input
 
 
 # Keyed by torch's own forward, so a subclass counts as long as it does not define another.
@@ -274,4 +290,8 @@ FORWARDS: dict[Callable[..., Any], Callable[..., Any]] = {
     nn.Dropout3d.forward: _channel_dropout_forward,
     nn.LSTM.forward: _lstm_forward,
     nn.Linear.forward: _linear_forward,
+    nn.Conv2d.forward: _conv_forward,
+    nn.Sequential.forward: _sequence_forward,
 }
+# Never draw: their numbers would change the random decisions of the layers after them.
+UNCOUNTED = (_conv_forward, _sequence_forward)

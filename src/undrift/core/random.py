@@ -132,16 +132,16 @@ def integers(key: Bits, index: Bits, low: Bits, high: Bits) -> Tensor:
     return low + bits(key, index) % (high - low)
 
 
-def permutation(keys: Tensor, lengths: Bits, width: int) -> Tensor:
+def permutation(keys: Tensor, lengths: Bits, width: int, slots: Tensor | None = None) -> Tensor:
     """Permute range(length) for every key: [..., width], padded with -1.
 
-    The order of a key depends on its length but not on `width`.
+    The order of a key depends on its length but not on `width`.  `slots` may bring range(width).
 
     >>> permutation(fold(0, torch.arange(2)), torch.tensor([3, 1]), width=4).sort().values
     tensor([[-1,  0,  1,  2],
             [-1, -1, -1,  0]])
     """
-    slots = torch.arange(width, device=keys.device)
+    slots = torch.arange(width, device=keys.device) if slots is None else slots
     inside = slots < torch.as_tensor(lengths, device=keys.device)[..., None]
     # The padding takes the greatest rank and the sort is stable, so it always comes last.
     ranks = torch.where(inside, bits(keys[..., None], slots), 2**63 - 1)

@@ -1,7 +1,10 @@
-"""One round, as pure functions of one client.  Engines differ only in who calls them.
+"""The clients' half of a round, as pure functions of one client.
+
+Engines differ only in who calls them; `server.py` has the server's half.
 
     server:  write_broadcast
     client:  measure("probe")  ->  begin  ->  start  ->  step, step, ...  ->  finish
+             a step is a gradient (forward, backward) and a move (elementwise)
     server:  server_round
     client:  measure("after_round")          (only where a rule asks for a second look)
 
@@ -10,21 +13,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
 from undrift.core import tree
-from undrift.core.algorithm import Algorithm, Broadcast, Client, Report, Row, Server
+from undrift.core.algorithm import Algorithm, Broadcast, Client, Report, Row
 from undrift.core.local import local_step
 from undrift.core.ops import Pass
-from undrift.core.rule import ClientView, Rule, ServerView, overrides
-from undrift.core.task import Batch, Buffers, Task, Vec
+from undrift.core.rule import ClientView, Rule, overrides
+from undrift.core.task import Batch, Buffers, Output, Task, Vec
 from undrift.core.tree import EMPTY, Tree
 from undrift.core.views import Carry, local_loss, no_batch, silent_view, step_key, views_of
-from undrift.errors import ConfigError, ServerError, UndriftError
+from undrift.errors import ConfigError
 
 
 # ------------------------------------------------------------------------------- client half
@@ -44,6 +48,16 @@ def client_start(algo: Algorithm, task: Task, broadcast: Broadcast, client: Clie
     return carry._replace(optimizer=optimizer)
 
 
+class Found(NamedTuple):
+    """What one batch says at the point where the gradient is taken."""
+
+    point: Vec
+    gradient: dict[str, Tensor]  # of the objective, by parameter
+    loss: Tensor
+    scores: dict[str, Tensor]
+    buffers: Buffers
+
+
 def client_step(
     algo: Algorithm,
     task: Task,
@@ -56,29 +70,100 @@ def client_step(
     """Take one local step."""
     key = step_key(task, broadcast, client, "step", step)
     batch = task.augmented(batch, key)  # once: loss, penalties and directions see the same
+    found = client_gradient(algo, task, broadcast, client, carry, batch, key)
+    return client_move(algo, task, broadcast, client, carry, batch, key, step, found)
+
+
+def client_gradient(
+    algo: Algorithm,
+    task: Task,
+    broadcast: Broadcast,
+    client: Client,
+    carry: Carry,
+    batch: Batch,
+    key: Tensor,
+) -> Found:
+    """First half of a step: forward and backward."""
     views = views_of(algo, task, broadcast, client, carry, batch, key)
 
-    def objective(v: Vec) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor], Buffers]]:
-        out = task.forward(v, carry.buffers, batch.x, Pass(batch.mask, key, True))
+    def objective(out: Output) -> tuple[Tensor, Tensor]:
         loss = local_loss(algo, task, views, out, batch)
         total = loss
         for rule, view in zip(algo.rules, views, strict=False):
             total = total + rule.penalty(out, view) if overrides(rule, "penalty") else total
-        return total, (loss, task.scores(out, batch), out.buffers)
+        return total, loss
 
     point = carry.w
     for rule, view in zip(algo.rules, views, strict=False):
         point = rule.look_at(point, view)
-    g, (_, (loss, scores, buffers)) = grad_and_value(objective, has_aux=True)(point)
+    return _differentiated(task, objective, point, carry.buffers, batch, key)
+
+
+def shares_gradient(algo: Algorithm) -> bool:
+    """Whether the first half of a step is the task's own: no rule takes part in it."""
+    return not any(algo.uses(hook) for hook in ("look_at", "loss", "penalty"))
+
+
+def task_gradient(task: Task, w: Vec, buffers: Buffers, batch: Batch, key: Tensor) -> Found:
+    """First half of a step where no rule takes part in it."""
+
+    def objective(out: Output) -> tuple[Tensor, Tensor]:
+        loss = task.mean_loss(out, batch)
+        return loss, loss
+
+    return _differentiated(task, objective, w, buffers, batch, key)
+
+
+def _differentiated(
+    task: Task,
+    objective: Callable[[Output], tuple[Tensor, Tensor]],
+    point: Vec,
+    buffers: Buffers,
+    batch: Batch,
+    key: Tensor,
+) -> Found:
+    """Differentiate an objective of (what is minimised, what is told) by named parameters."""
+
+    def scaled(parts: dict[str, Tensor]) -> tuple[Tensor, Any]:
+        out = task.forward_named(parts, buffers, batch.x, Pass(batch.mask, key, True))
+        total, loss = objective(out)
+        return total * task.loss_scale if task.loss_scale != 1 else total, (
+            loss,
+            task.scores(out, batch),
+            out.buffers,
+        )
+
+    scale = task.loss_scale
+    gradient, (_, told) = grad_and_value(scaled, has_aux=True)(task.named(point))
+    if scale != 1:
+        gradient = {name: g / scale for name, g in gradient.items()}
+    return Found(point, gradient, *told)
+
+
+def client_move(
+    algo: Algorithm,
+    task: Task,
+    broadcast: Broadcast,
+    client: Client,
+    carry: Carry,
+    batch: Batch,
+    key: Tensor,
+    step: Tensor,
+    found: Found,
+) -> Carry:
+    """Second half of a step: the rules' directions and the local optimizer, elementwise."""
+    views = views_of(algo, task, broadcast, client, carry, batch, key)
+    g = torch.cat([found.gradient[name].reshape(-1) for name in task.names])
     for rule, view in zip(algo.rules, views, strict=False):
         g = rule.direction(g, view)
     lr = algo.local.lr_at(broadcast.round, step)
-    w, optimizer = local_step(algo.local, carry.w, g, carry.optimizer, lr, at=point)
+    w, optimizer = local_step(algo.local, carry.w, g, carry.optimizer, lr, at=found.point)
     for rule, view in zip(algo.rules, views, strict=False):
         w = rule.after_step(w, view)
-    scores = {n: carry.scores[n] + s for n, s in scores.items()}
+    scores = {n: carry.scores[n] + s for n, s in found.scores.items()}
     impulse = _impulse_step(algo, views, carry, lr)
-    return Carry(w, buffers, optimizer, carry.state, carry.loss + loss, scores, impulse)
+    loss = carry.loss + found.loss
+    return Carry(w, found.buffers, optimizer, carry.state, loss, scores, impulse)
 
 
 def client_finish(
@@ -174,10 +259,6 @@ def all_finite(value: Tree) -> Tensor:
     return torch.isfinite(torch.stack([v.sum() for v in floats]).sum())
 
 
-def _at(trees: tuple[Tree, ...], i: int) -> Tree:
-    return trees[i] if i < len(trees) else EMPTY
-
-
 def _impulse_step(algo: Algorithm, views: list[ClientView], carry: Carry, lr: Any) -> Tree:
     """Run the same chain, states zero, on one scalar whose gradient is 1.
 
@@ -230,91 +311,3 @@ def _no_path(rule: Rule, why: str) -> ConfigError:
         f"{type(rule).__name__}.direction {why}, so ||a||_1 is no single number: leave out what "
         "divides by it (Nova, Scaffold option II, SCAFFOLD/m)"
     )
-
-
-# ------------------------------------------------------------------------------- server half
-def server_round(
-    algo: Algorithm,
-    server: Server,
-    report: Report,
-    rows: Row,
-    ids: Tensor,
-    population: int,
-    everyone: Tree = EMPTY,
-) -> Server:
-    """Turn the SUM of the cohort's reports into the next server; `rows` has a leading axis C.
-
-    `everyone` is what the record says of all clients, where a rule reads it.
-    """
-    report = tree.tree_map(lambda v: v.to(server.w.dtype) if v.is_floating_point() else v, report)
-    update = algo.aggregate.finish(report.total)
-    view = _server_view(algo, server, report, rows, ids, population)._replace(everyone=everyone)
-    states = []
-    for i, (rule, state) in enumerate(zip(algo.chain, server.states, strict=True)):
-        own = view._replace(upload=_at(report.uploads, i), rows=_at(rows.notes, i))
-        try:
-            update, state = rule.server(update, state, own)
-        except Exception as error:
-            raise _server_failed(rule, error) from error
-        states.append(state)
-    buffers = _next_buffers(server.buffers, report, rows)
-    moved = Server(server.w - update, buffers, tuple(states), server.round + 1)
-    # nobody reported: the model stays, the round counts
-    return tree.where(report.count > 0, moved, server._replace(round=server.round + 1))
-
-
-def _server_failed(rule: Rule, error: Exception) -> UndriftError:
-    if isinstance(error, UndriftError):
-        return error
-    what = f"stage 'server', rule {type(rule).__name__!r}"
-    return ServerError(f"{what}: {type(error).__name__}: {error}")
-
-
-def server_after(
-    algo: Algorithm,
-    server: Server,
-    measured: tuple[Tree, ...],
-    ids: Tensor,
-    accepted: Tensor,
-    population: int,
-    only: frozenset[int],
-) -> Server:
-    """Let the rules at places `only` take in what `after_round` measured, leading axis C."""
-    zero = torch.zeros_like(server.round)
-    view = ServerView(
-        server.w, EMPTY, EMPTY, ids, accepted, accepted.sum(), zero + population, zero, zero,
-        server.round,
-    )  # fmt: skip
-    states = [
-        rule.server_after(state, view._replace(rows=measured[i])) if i in only else state
-        for i, (rule, state) in enumerate(zip(algo.chain, server.states, strict=True))
-    ]
-    return server._replace(states=tuple(states))
-
-
-def _server_view(
-    algo: Algorithm, server: Server, report: Report, rows: Row, ids: Tensor, population: int
-) -> ServerView:
-    zero = torch.zeros_like(server.round)
-    lr = algo.local.lr_at(server.round, zero)
-    path = report.path / report.count.clamp(min=1)
-    return ServerView(
-        server.w,
-        EMPTY,
-        EMPTY,
-        ids,
-        rows.accepted,
-        report.count,
-        zero + population,
-        path,
-        lr,
-        server.round,
-    )
-
-
-def _next_buffers(old: Buffers, report: Report, rows: Row) -> Buffers:
-    """Running statistics by the weights of the parameters; of counters the largest (C6)."""
-    weighted, weight = report.buffers
-    seen = torch.where(rows.accepted[:, None], rows.counters, torch.zeros_like(rows.counters))
-    counters = torch.cat([seen, old.counters[None]]).amax(0)
-    return Buffers(weighted / weight, counters)

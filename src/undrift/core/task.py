@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from undrift.core.augmented import Augment, augment_rows, check_augment
+from undrift.core.convolution import Seam
 from undrift.core.losses import LOSSES, METRICS, PerExample
 from undrift.core.ops import (
     Pass,
@@ -92,6 +93,7 @@ class Task:
         default = METRICS if loss == "cross_entropy" else {}
         self.metrics = dict(default if metrics is None else metrics)
         self.feature, self.dtype, self.augment = feature, dtype, augment
+        self.seam: Seam | None = None  # how an engine lets layers multiply; None: as torch does
         self.module = prepare(module).to(dtype=dtype)
         self.eval_module = copy.deepcopy(self.module).eval()
         self.draws = augment is not None or draws_anything(self.module)
@@ -136,6 +138,14 @@ class Task:
         none = torch.empty(0, dtype=torch.int64, device=device)
         return Buffers(torch.cat([empty, *floats]), torch.cat([none, *counters]))
 
+    @property
+    def loss_scale(self) -> float:
+        """Tell what a loss is multiplied by before it is differentiated.
+
+        Where gradients travel in half precision, a power of two keeps small ones from vanishing.
+        """
+        return 1024.0 if self.seam is not None and self.seam.precision == "fp16" else 1.0
+
     def forward(self, w: Vec, buffers: Buffers, x: Tensor, run: Pass) -> Output:
         """Run the module with parameters `w` on one batch."""
         return self.forward_named(self.named(w), buffers, x, run)
@@ -146,6 +156,7 @@ class Task:
         """Run the module with named parameters on one batch."""
         values = {**parameters, **self.named_buffers(buffers)}
         values |= {alias: parameters[name] for alias, name in self.aliases.items()}
+        run.seam = run.seam or self.seam
         with running(run):
             module = self.module if run.training else self.eval_module
             value = functional_call(module, values, (x,), tie_weights=False)
@@ -237,6 +248,12 @@ class Task:
         cast = {n: v.clone().to(dtypes[n]) for n, v in values.items()}
         module.load_state_dict(cast, strict=False)
         return module
+
+    def plain(self) -> Task:
+        """Share everything but the seam: layers multiply as torch does."""
+        twin = copy.copy(self)
+        twin.seam = None
+        return twin
 
     def clone(self) -> Task:
         """Copy for another thread: a module must not serve two passes at once."""

@@ -193,6 +193,16 @@ def where(condition: Tensor, new: T, old: T) -> T:
     return chosen
 
 
+def where_rows(mask: Tensor, new: T, old: T) -> T:
+    """Choose row by row: mask [C], leaves [C, ...]; never multiplies, so NaN does not spread."""
+
+    def choose(a: Tensor, b: Tensor) -> Tensor:
+        return torch.where(mask.reshape(-1, *[1] * (a.dim() - 1)), a, b)
+
+    chosen: T = tree_map(choose, new, old)
+    return chosen
+
+
 def zeros_like(tree: T) -> T:
     """Make a tree of zeros with the same shapes."""
     zeros: T = tree_map(lambda v: torch.zeros_like(v) if isinstance(v, Tensor) else 0.0 * v, tree)

@@ -39,8 +39,8 @@ def views_of(
     key: Tensor | None,
 ) -> list[ClientView]:
     """Give each rule, and last the aggregate, its own view of the client."""
-    views: list[ClientView] = []  # the objective asks the rules, and each of them by its view
-    base = _common_view(algo, task, broadcast, client, carry, batch, key, views)
+    views: list[ClientView] = []
+    base = _common_view(algo, task, broadcast, client, carry, batch, key)
     own = zip(
         broadcast.notes,
         client.notes,
@@ -72,7 +72,6 @@ def _common_view(
     carry: Carry,
     batch: Batch,
     key: Tensor | None,
-    views: list[ClientView],
 ) -> ClientView:
     """Show what no rule owns."""
 
@@ -80,6 +79,10 @@ def _common_view(
         return task.forward(v, carry.buffers, batch.x, Pass(batch.mask, key, True))
 
     def grad_at(v: Vec) -> Vec:
+        # made anew: views that held the list they stand in would be a cycle, and a round's vectors
+        # would stay in memory until Python looks for cycles
+        views = views_of(algo, task, broadcast, client, carry, batch, key)
+
         def loss(u: Vec) -> Tensor:
             return local_loss(algo, task, views, output_at(u), batch)
 
@@ -110,7 +113,12 @@ def step_key(
     """Key the randomness of one forward pass (dropout, augmentation)."""
     if not task.draws:
         return broadcast.seed  # nobody will ask: a fifth of a small model's step is saved
-    return fold(broadcast.seed, purpose, broadcast.round.long(), client.info.id, step.long())
+    return key_of(broadcast.seed, broadcast.round, client.info.id, purpose, step)
+
+
+def key_of(seed: Tensor, round: Tensor, who: Tensor, purpose: str, step: Tensor) -> Tensor:
+    """Key the passes of clients `who` at some steps; tensors broadcast."""
+    return fold(seed, purpose, round.long(), who, step.long())
 
 
 def no_batch(w: Vec) -> Batch:

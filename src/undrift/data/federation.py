@@ -95,10 +95,8 @@ class Federation:
         """
         pair = as_pair(x, y, "the shared examples")
         _listed(parts)
-        lists = [_index_list(i, part, len(pair.x)) for i, part in enumerate(parts)]
-        _check_some([len(p) for p in lists])
-        sizes = torch.tensor([len(p) for p in lists], dtype=torch.int64)
-        made = _assemble(pair.x, pair.y, torch.cat(lists), sizes, arrival)
+        members, sizes = _dealt(parts, len(pair.x))
+        made = _assemble(pair.x, pair.y, members, sizes, arrival)
         if not allow_shared:
             _check_owned_once(made)
         return made
@@ -238,22 +236,35 @@ def _check_alike(pairs: Sequence[Pair]) -> None:
                 )
 
 
-def _index_list(i: int, part: Indices, num_rows: int) -> Tensor:
+def _dealt(parts: Sequence[Indices], num_rows: int) -> tuple[Tensor, Tensor]:
+    """Join everybody's indices: all of them, client after client, and how many each has."""
+    # a million rows of one array are views of it; a million tensors take minutes
+    rows = parts.cpu().numpy() if isinstance(parts, Tensor) else parts
+    lists = [_index_list(i, part) for i, part in enumerate(rows)]
+    counts = [len(part) for part in lists]
+    _check_some(counts)
+    members, sizes = torch.from_numpy(np.concatenate(lists)), torch.tensor(counts)
+    outside = ((members < 0) | (members >= num_rows)).nonzero()[:1]
+    if len(outside):
+        client = int(torch.searchsorted(sizes.cumsum(0), int(outside), right=True))
+        raise DataError(
+            f"client {client}: index {int(members[outside])} is out of range; there are {num_rows} "
+            f"examples, numbered 0 to {num_rows - 1}"
+        )
+    return members, sizes
+
+
+def _index_list(i: int, part: Indices) -> NDArray[np.int64]:
+    if isinstance(part, np.ndarray) and part.dtype == np.int64 and part.ndim == 1:
+        return part.astype(np.int64, copy=False)
     rows = as_tensor(
         part if isinstance(part, Tensor) else np.asarray(part), f"client {i}'s indices"
     )
     if not rows.numel():
-        return torch.zeros(0, dtype=torch.int64)
+        return np.zeros(0, dtype=np.int64)
     if rows.dim() != 1 or rows.dtype.is_floating_point or rows.dtype == torch.bool:
         raise DataError(f"client {i}: give a flat list of example indices, not {kind(rows)}")
-    rows = rows.to("cpu", torch.int64)
-    outside = rows[(rows < 0) | (rows >= num_rows)]
-    if len(outside):
-        raise DataError(
-            f"client {i}: index {int(outside[0])} is out of range; there are {num_rows} examples, "
-            f"numbered 0 to {num_rows - 1}"
-        )
-    return rows
+    return rows.to("cpu", torch.int64).numpy()
 
 
 def _offsets(sizes: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from undrift.core.random import Word, fold, integers, permutation
+from undrift.core.transfer import send
 from undrift.core.tree import record, static
 from undrift.data.checks import check_whole
 from undrift.errors import ConfigError, unknown_name
@@ -30,7 +31,16 @@ class Plan(NamedTuple):
     """The batches of a cohort, as positions within each client's own examples."""
 
     order: Tensor  # [C, K, B] -1 pads
-    steps: Tensor  # [C] steps that each client takes; its batches from there on are all padding
+    steps: Tensor  # [C] on the CPU: steps of each client; its batches from there on are padding
+
+
+class Room(NamedTuple):
+    """What the batches of any cohort have room in."""
+
+    steps: int
+    batch: int
+    epochs: int
+    width: int  # slots of an epoch
 
 
 class LocalWork(Protocol):
@@ -144,20 +154,61 @@ class Work:
         order = torch.full((len(ids), num_steps + 1, self.slots), -1, device=device)
         for epoch, who in enumerate(_active(steps, per_epoch)):
             width = -(-_most(sizes[who]) // self.slots) * self.slots
-            key = (round, ids[who].to(device), epoch)
-            slots = self._epoch(seed, key, sizes[who].to(device), width)
+            key = (round, send(ids[who], device), epoch)
+            count = torch.arange(width, device=device)
+            slots = self._epoch(seed, key, send(sizes[who], device), count)
             batches = slots.view(len(who), -1, self.slots)
             place = _places(epoch, steps[who], per_epoch[who], batches.shape[1], num_steps)
-            order[who.to(device)[:, None], place.to(device)] = batches
-        return Plan(order[:, :num_steps].contiguous(), steps.to(device))
+            order[send(who, device)[:, None], send(place, device)] = batches
+        return Plan(order[:, :num_steps].contiguous(), steps)
 
-    def _epoch(self, seed: int, key: tuple[Word, ...], sizes: Tensor, width: int) -> Tensor:
+    def room(self, sizes: Tensor) -> Room:
+        """Tell what `order` needs for any cohort of clients of these sizes."""
+        steps, per_epoch = self.most_steps(sizes), self.per_epoch(sizes)
+        longest, most = _most(sizes), _most(steps)
+        if self.slots is None:
+            return Room(most, longest, 1, longest)
+        epochs = _most(-(-steps // per_epoch.clamp(min=1)))
+        return Room(most, self.slots, epochs, -(-longest // self.slots) * self.slots)
+
+    def order(
+        self,
+        seed: int | Tensor,
+        round: Word,
+        ids: Tensor,
+        sizes: Tensor,
+        steps: Tensor,
+        room: Room,
+        count: Tensor | None = None,
+    ) -> Tensor:
+        """Make the order of `plan` [C, K, B] where the tensors are, without asking the host.
+
+        `count` may bring the numbers from 0 on, as many as the room needs.
+        """
+        if count is None:
+            count = torch.arange(max(room.steps, room.batch, room.width), device=ids.device)
+        k, slot = count[: room.steps], count[: room.batch]
+        taken = (k < steps[:, None])[..., None]
+        if self.slots is None:
+            inside = (slot < sizes[:, None])[:, None]
+            return torch.where(inside & taken, slot, -1)
+        slots = count[: room.width]
+        dealt = [self._epoch(seed, (round, ids, e), sizes, slots) for e in range(room.epochs)]
+        per_epoch = self.per_epoch(sizes).clamp(min=1)[:, None]
+        start = k // per_epoch * room.width + k % per_epoch * room.batch
+        # beyond a client's last step anything will do: it is masked
+        place = (start[..., None] + slot).clamp(max=room.epochs * room.width - 1)
+        picked = torch.cat(dealt, 1).gather(1, place.flatten(1)).view_as(place)
+        return torch.where(taken, picked, -1)
+
+    def _epoch(
+        self, seed: int | Tensor, key: tuple[Word, ...], sizes: Tensor, slots: Tensor
+    ) -> Tensor:
         """Shuffle each client's examples into the slots of one epoch: [C, W]."""
-        order = permutation(fold(seed, "batches", *key), sizes, width)
+        order = permutation(fold(seed, "batches", *key), sizes, len(slots), slots)
         if self.last != "bootstrap":
             return order
-        slot = torch.arange(width, device=sizes.device)
-        again = integers(fold(seed, "bootstrap", *key)[:, None], slot, 0, sizes[:, None])
+        again = integers(fold(seed, "bootstrap", *key)[:, None], slots, 0, sizes[:, None])
         return torch.where(order < 0, again, order)
 
 
@@ -197,9 +248,9 @@ def _places(epoch: int, steps: Tensor, per_epoch: Tensor, width: int, spare: int
 def _full(sizes: Tensor, steps: Tensor, device: torch.device) -> Plan:
     # In the client's own order: shuffling a full batch would only change how sums are rounded.
     slot, step = torch.arange(_most(sizes), device=device), torch.arange(_most(steps))
-    sizes, taken = sizes.to(device), (step < steps[:, None]).to(device)
+    sizes, taken = send(sizes, device), send(step < steps[:, None], device)
     used = (slot < sizes[:, None])[:, None] & taken[..., None]
-    return Plan(torch.where(used, slot, -1), steps.to(device))
+    return Plan(torch.where(used, slot, -1), steps)
 
 
 Batches = Sequence[Sequence[int]]  # one list of positions per step
@@ -251,7 +302,7 @@ class ExplicitWork:
         for row, batches in zip(order, lists, strict=True):
             for slots, batch in zip(row, batches, strict=False):  # the rest of `row` is padding
                 slots[: len(batch)] = torch.as_tensor(batch)
-        return Plan(order.to(device), steps.to(device))
+        return Plan(send(order, device), steps)
 
 
 def _check_positions(round: int, client: int, batches: Batches, size: int) -> None:

@@ -26,10 +26,13 @@ from undrift.core.algorithm import (
 )
 from undrift.core.round import check_path
 from undrift.core.rule import ClientInfo, Lineup, overrides
+from undrift.core.server import server_round
 from undrift.core.task import Batch, Task
+from undrift.core.transfer import send
 from undrift.core.tree import EMPTY, Tree, leaves, tree_map
 from undrift.data.federation import Federation
 from undrift.data.spool import Rows
+from undrift.data.work import LocalWork
 from undrift.engines.sums import OrderedSum
 from undrift.state.store import ClientStateStore
 
@@ -45,6 +48,8 @@ class Assignment(NamedTuple):
     steps: Tensor  # [C] on the CPU: the host decides how many steps to run
     sizes: Tensor  # [C] on the CPU: examples that may be used in this round
     seed: int
+    round: int = 0
+    plan: LocalWork | None = None  # made the order, or would: an engine may leave it to the device
 
     @property
     def ids(self) -> list[int]:
@@ -53,10 +58,19 @@ class Assignment(NamedTuple):
 
     def part(self, index: slice | Tensor) -> Assignment:
         """Take some of the clients; an index tensor lives on the CPU."""
-        there = index if isinstance(index, slice) else index.to(self.order.device)
+        there = index if isinstance(index, slice) else send(index, self.order.device)
         info = ClientInfo(*(v[there] for v in self.info))
         clients, steps, sizes = (v[index] for v in (self.clients, self.steps, self.sizes))
-        return Assignment(clients, info, self.order[there], steps, sizes, self.seed)
+        order = self.order[there]
+        return self._replace(clients=clients, info=info, order=order, steps=steps, sizes=sizes)
+
+    def ordered(self) -> Assignment:
+        """Make the order now, if it was left out."""
+        if self.order.shape[1] or self.plan is None or not len(self.clients):
+            return self
+        device = self.order.device
+        made = self.plan.plan(self.seed, self.round, self.clients, self.sizes, device)
+        return self._replace(order=made.order)
 
 
 class Outcome(NamedTuple):
@@ -74,6 +88,10 @@ class Engine:
     def __init__(self, task: Task, federation: Federation, store: ClientStateStore) -> None:
         self.task, self.federation, self.store = task, federation, store
         self.device = federation.device
+
+    def orders(self, work: LocalWork) -> bool:
+        """Whether the order of batches may be left to this engine."""
+        return False
 
     def plan(self) -> dict[str, Any]:
         """Give the choices that decide rounding, to be recorded with the run."""
@@ -119,6 +137,14 @@ class Engine:
         raise TypeError(f"{type(self).__name__} must define measure_clients")
 
     # -- the phases of a round -----------------------------------------------------------------
+    def round(
+        self, algo: Algorithm, server: Server, work: Assignment, population: int, everyone: Tree
+    ) -> tuple[Server, Outcome]:
+        """Run both halves of a round; new client states are staged, not yet visible."""
+        outcome = self.train(algo, server, work)
+        report, rows, ids = outcome.report, outcome.rows, work.info.id
+        return server_round(algo, server, report, rows, ids, population, everyone), outcome
+
     def train(self, algo: Algorithm, server: Server, work: Assignment) -> Outcome:
         """Run one round's client half; new client states are staged, not yet visible."""
         self.admit(algo, server, work)

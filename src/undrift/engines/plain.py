@@ -15,14 +15,16 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from undrift.core.algorithm import Algorithm, Broadcast, Client
+from undrift.core.blocks import moving
 from undrift.core.linear import Descent
 from undrift.core.local import Sgd
 from undrift.core.ops import Pass
 from undrift.core.round import client_start
 from undrift.core.rule import overrides
 from undrift.core.task import Batch, Buffers, Task
-from undrift.core.tree import tree_map
+from undrift.core.tree import tree_map, where_rows
 from undrift.core.views import Carry, step_key
+from undrift.engines.engine import by_client
 
 STEP_HOOKS = (
     *("begin", "start", "look_at", "loss", "penalty", "direction", "after_step", "review"),
@@ -88,7 +90,9 @@ class PlainSteps:
     def __init__(self, task: Task, algo: Algorithm, broadcast: Broadcast, together: bool) -> None:
         self.task, self.algo, self.broadcast, self.together = task, algo, broadcast, together
         self.fused = together and is_sequence(task.module)
-        self.moved = _linear_names(task.module) if self.fused else set()
+        # with a seam convolutions take their step while going back, too
+        names = _linear_names if task.seam is None else moving
+        self.moved = names(task.module) if self.fused else set()
 
     def start(self, clients: Client) -> Carry:
         """Give every client its own row of parameters."""
@@ -100,15 +104,40 @@ class PlainSteps:
         """Take one local step; the rows of `carry.w` move."""
         lr = float(self.algo.local.lr_at(self.broadcast.round, k))
         how = Descent(lr, 1 - lr * self.algo.local.weight_decay)
-        parts = self._parts(carry.w)
         keys = vmap(lambda c: step_key(self.task, self.broadcast, c, "step", k))(clients)
-        batch = self._augmented(batch, keys)
-        gradients = self._fused_gradients if self.fused else self._gradients
-        grads, (loss, scores, buffers) = gradients(parts, (carry.buffers, batch, keys), how)
-        for name, g in grads.items():
-            _descend(parts[name].detach(), g, how)
+        loss, scores, buffers = self._moved(carry, batch, keys, how)
         total = {n: carry.scores[n] + s for n, s in scores.items()}
         return carry._replace(buffers=buffers, loss=carry.loss + loss, scores=total)
+
+    def step_in_place(
+        self, carry: Carry, batch: Batch, keys: Tensor, lr: Tensor, live: Tensor
+    ) -> None:
+        """Take one local step of the clients that are `live`; all of `carry` moves in place.
+
+        The learning rate is a client's own: 0 where it stands still.
+        """
+        decay = self.algo.local.weight_decay
+        how = Descent(lr, 1 - lr * decay if decay else 1.0)
+        loss, scores, buffers = self._moved(carry, batch, keys, how)
+        carry.loss.add_(torch.where(live, loss, 0.0))
+        for name, held in carry.scores.items():
+            held.add_(torch.where(live, scores[name], 0.0))
+        for old, new in zip(carry.buffers, where_rows(live, buffers, carry.buffers), strict=True):
+            old.copy_(new)
+
+    def _moved(
+        self, carry: Carry, batch: Batch, keys: Tensor, how: Descent
+    ) -> tuple[Tensor, dict[str, Tensor], Buffers]:
+        """Move the rows of `carry.w`; gives what the batch said."""
+        parts = self._parts(carry.w)
+        batch = self._augmented(batch, keys)
+        gradients = self._fused_gradients if self.fused else self._gradients
+        how = how._replace(lr=how.lr / self.task.loss_scale)  # gradients come scaled
+        grads, said = gradients(parts, (carry.buffers, batch, keys), how)
+        for name, g in grads.items():
+            _descend(parts[name].detach(), g, how)
+        seen: tuple[Tensor, dict[str, Tensor], Buffers] = said
+        return seen
 
     def _augmented(self, batch: Batch, keys: Tensor) -> Batch:
         if self.task.augment is None:
@@ -123,8 +152,9 @@ class PlainSteps:
             run = Pass(batch.mask, key, True, descent=how)
             out = self.task.forward_named(parts, buffers, batch.x, run)
             loss = self.task.mean_loss(out, batch)
-            return loss, (loss, self.task.scores(out, batch), out.buffers)
+            return loss * scale, (loss, self.task.scores(out, batch), out.buffers)
 
+        scale = self.task.loss_scale
         return losses
 
     def _gradients(self, parts: dict[str, Tensor], rest: Any, how: Descent) -> Any:
@@ -161,10 +191,15 @@ def _linear_names(module: nn.Module) -> set[str]:
 
 
 def _descend(w: Tensor, g: Tensor | None, how: Descent) -> None:
-    if how.keep != 1:
-        w.mul_(how.keep)  # a parameter that the pass does not use decays all the same
-    if g is not None:
-        w.sub_(g, alpha=how.lr)
+    # a parameter that the pass does not use decays all the same
+    if isinstance(how.keep, Tensor):
+        w.mul_(by_client(how.keep, w))
+    elif how.keep != 1:
+        w.mul_(how.keep)
+    if g is not None and isinstance(how.lr, Tensor):
+        w.addcmul_(g, by_client(how.lr, g), value=-1)
+    elif g is not None:
+        w.sub_(g, alpha=float(how.lr))
 
 
 __all__ = ["PlainSteps", "is_plain", "is_sequence"]

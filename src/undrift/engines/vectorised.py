@@ -7,15 +7,15 @@ shrinks as clients finish.  A cohort that does not fit is trained in chunks.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 
-from undrift.core.algorithm import Algorithm, Broadcast, Client, Report, Row
-from undrift.core.ops import Pass
+from undrift.core.algorithm import Algorithm, Broadcast, Client, Report, Row, Server
 from undrift.core.round import (
     client_begin,
     client_finish,
@@ -25,17 +25,27 @@ from undrift.core.round import (
 )
 from undrift.core.rule import Sizes
 from undrift.core.task import Batch, Task
+from undrift.core.transfer import send
 from undrift.core.tree import Tree, leaves, tree_map
 from undrift.core.views import Carry
 from undrift.data.checks import check_whole
 from undrift.data.federation import Federation
+from undrift.data.spool import Streamed
+from undrift.data.work import LocalWork, Room, Work
 from undrift.engines.capacity import is_small, need_of, width_for, workers_for
-from undrift.engines.engine import Assignment, Engine, mean_rows
+from undrift.engines.device_round import DeviceRound, Done, Shape, Turn, sorting
+from undrift.engines.engine import Assignment, Engine, Outcome, mean_rows
 from undrift.engines.plain import PlainSteps, is_plain, is_sequence
 from undrift.engines.reference import Reference
+from undrift.engines.seams import seam_for, seam_plan, use_seam_plan
+from undrift.engines.trial import check_vectorises
 from undrift.engines.workers import in_order, limited
 from undrift.errors import TaskError, UndriftError
 from undrift.state.store import ClientStateStore
+
+log = logging.getLogger("undrift")
+
+MOST_SLOTS = 100_000  # of one client in a round: beyond, the host makes the order of batches
 
 
 class Steps(Protocol):
@@ -85,11 +95,18 @@ class Vectorised(Engine):
         chunk: int | None = None,
         workers: int | None = None,
         in_place: bool = True,
+        graph: bool | None = None,
+        precision: str | None = None,
     ) -> None:
         super().__init__(task, federation, store)
+        self.seam = seam_for(self.task, self.device, precision)
+        self.task.seam = self.seam
         _check_count("chunk", chunk)
         _check_count("workers", workers)
         self.in_place, self.chunk, self.workers = in_place, chunk, workers
+        self.graph = self.device.type == "cuda" if graph is None else graph
+        self._rounds: list[DeviceRound] = []
+        self._batches: tuple[Work, Room] | None = None
         self._decided = False
         self._threads: int | None = None  # of torch's own, while clients train; None: as they are
         self._crew: list[Vectorised] = []
@@ -103,19 +120,28 @@ class Vectorised(Engine):
 
     def plan(self) -> dict[str, Any]:
         """Give the choices that decide rounding."""
-        made = {"chunk": self.chunk, "workers": self.workers, "in_place": self.in_place}
+        made: dict[str, Any] = {
+            "chunk": self.chunk,
+            "workers": self.workers,
+            "in_place": self.in_place,
+        }
+        made |= {"graph": self.graph, "seam": seam_plan(self.seam)}
         return {**made, "decided": self._decided, "threads": self._threads}
 
     def use_plan(self, plan: dict[str, Any]) -> None:
         """Repeat the choices of a recorded run."""
         self.chunk, self.workers = plan["chunk"], plan["workers"]
         self.in_place, self._decided = plan["in_place"], plan["decided"]
-        self._threads = plan["threads"]
+        self._threads, self.graph = plan["threads"], plan["graph"]
+        use_seam_plan(plan["seam"])
         self._crew = []  # workers copy these choices
 
     def _decide(self, algo: Algorithm, work: Assignment) -> None:
         """Choose chunk and workers once, by what one client needs."""
-        if self._decided or not work.order.numel():
+        if self._decided or not work.steps.any():
+            return
+        work = work.ordered()
+        if not work.order.numel():
             return
         batch: Batch = _rows(self.batch(work.info.id[:1], work.order[:1, 0]), 0)
         sizes = Sizes(self.federation.num_clients, self.federation.max_size, 1)
@@ -127,6 +153,86 @@ class Vectorised(Engine):
             most = self.federation.num_clients
             self.chunk = width_for(need, self.task.module, self.device, most, self.workers)
         self._decided = True
+
+    def round(
+        self, algo: Algorithm, server: Server, work: Assignment, population: int, everyone: Tree
+    ) -> tuple[Server, Outcome]:
+        """Run both halves of a round; on a CUDA device as graphs, where nothing has to wait."""
+        if not self._fits_graphs(algo, work):
+            return super().round(algo, server, work.ordered(), population, everyone)
+        turn = self.turn(algo, server, work, population, everyone)
+        try:
+            (done,) = self._runner(algo, turn.work).run([turn])
+        except UndriftError:
+            raise
+        except Exception as error:
+            log.warning("this round cannot be run as one (%s); it runs piece by piece", error)
+            self.graph = False
+            return super().round(algo, server, work.ordered(), population, everyone)
+        return self.take(work, turn, done)
+
+    def turn(
+        self, algo: Algorithm, server: Server, work: Assignment, population: int, everyone: Tree
+    ) -> Turn:
+        """Prepare a round on the device: those with most steps first, and their states."""
+        self.admit(algo, server, work)
+        sort = sorting(work.steps)
+        own = work if sort is None else work.part(sort)
+        return Turn(server, own, self.store.gather(own.ids), population, everyone)
+
+    def take(self, work: Assignment, turn: Turn, done: Done) -> tuple[Server, Outcome]:
+        """Stage the new states of a round on the device; the outcome is in the cohort's order."""
+        self.store.stage(turn.work.ids, done.states)
+        outcome = done.outcome
+        if turn.work is not work:
+            place = {client: at for at, client in enumerate(turn.work.ids)}
+            back = send(torch.tensor([place[client] for client in work.ids]), self.device)
+            rows, clients = (
+                tree_map(lambda v: v[back], t) for t in (outcome.rows, outcome.clients)
+            )
+            outcome = outcome._replace(rows=rows, clients=clients)
+        return done.server, outcome
+
+    def orders(self, work: LocalWork) -> bool:
+        """Whether the order of batches may be left to this engine."""
+        return self.graph and isinstance(work, Work) and self._room(work) is not None
+
+    def _room(self, work: Work) -> Room | None:
+        """Tell what the batches of any cohort need; None if that is too much to make at once."""
+        if self._batches is None or self._batches[0] is not work:
+            self._batches = (work, work.room(self.federation.sizes))
+        room = self._batches[1]
+        return room if room.epochs * room.width <= MOST_SLOTS else None
+
+    def _fits_graphs(self, algo: Algorithm, work: Assignment) -> bool:
+        return self.graph and self.is_resident and len(self._chunks(algo, work)) == 1
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether the examples are in memory."""
+        return not isinstance(self.federation.x, Streamed)
+
+    def shape(self, algo: Algorithm, work: Assignment) -> Shape:
+        """Tell what a cohort needs on the device."""
+        looks = any(algo.uses(hook) for hook in ("probe", "begin", "review"))
+        examples = self.federation.max_size if looks else 0
+        clients, steps, batch = work.order.shape
+        room = Room(steps, batch, 0, 0)
+        if not steps and isinstance(work.plan, Work):
+            room = self._room(work.plan) or room
+        return Shape(clients, room, examples)
+
+    def _runner(self, algo: Algorithm, work: Assignment) -> DeviceRound:
+        """Find the buffers that hold this cohort, or make some."""
+        wanted = self.shape(algo, work)
+        for runner in self._rounds:
+            if runner.algos[0] is algo and runner.shape.holds(wanted):
+                return runner
+        self._rounds = [r for r in self._rounds if r.algos[0] is algo]
+        plan = work.plan if isinstance(work.plan, Work) else Work()
+        made = DeviceRound([self], [algo], plan, wanted, in_place=self.in_place)
+        self._rounds.append(made)
+        return made
 
     def run_clients(
         self, algo: Algorithm, broadcast: Broadcast, clients: Client, work: Assignment
@@ -274,56 +380,6 @@ class Vectorised(Engine):
 def _check_count(name: str, value: Any) -> None:
     if value is not None:
         check_whole(name, value)
-
-
-def check_vectorises(task: Task, batch: Batch) -> None:
-    """Try one step for two clients at once, so that a module that cannot is named at once."""
-    if any(getattr(part, "scale_grad_by_freq", False) for part in task.module.modules()):
-        raise TaskError(
-            "an embedding with scale_grad_by_freq=True counts padded rows too; leave it out, or "
-            "use engine='reference', which does not pad"
-        )
-    w, buffers = task.initial()
-    key = torch.zeros((), dtype=torch.int64, device=w.device)
-
-    def loss(v: Tensor, batch: Batch, key: Tensor) -> Tensor:
-        return task.mean_loss(task.forward(v, buffers, batch.x, Pass(batch.mask, key, True)), batch)
-
-    try:
-        two = tree_map(lambda v: v.expand(2, *v.shape).clone(), (w, batch, key))
-        vmap(grad(loss))(*two)
-    except UndriftError:
-        raise
-    except Exception as error:
-        try:
-            grad(loss)(w, batch, key)
-        except Exception as alone:
-            raise TaskError(f"this module cannot be trained: {alone}") from alone
-        raise TaskError(
-            f"this module cannot be trained for many clients at once ({error}); "
-            "engine='reference' trains one client at a time"
-        ) from error
-    _check_padding(task, batch)
-
-
-def _check_padding(task: Task, batch: Batch) -> None:
-    """Refuse a module or loss that mixes examples: padding would change its results."""
-    w, buffers = task.initial()
-    key = torch.zeros((), dtype=torch.int64, device=w.device)
-
-    def losses(x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        out = task.forward(w, buffers, x, Pass(mask, key, True))
-        return task.losses(out.value, y)[: len(batch.x)]
-
-    with torch.no_grad():
-        x, y = (torch.cat([v, v.flip(0)[:1]]) for v in (batch.x, batch.y))
-        mask = torch.cat([batch.mask, batch.mask.new_zeros(1)])
-        alone, padded = losses(batch.x, batch.y, batch.mask), losses(x, y, mask)
-    if not torch.allclose(alone, padded, rtol=1e-3, atol=1e-5, equal_nan=True):
-        raise TaskError(
-            "the examples of a batch influence each other in this module or loss, so that padding "
-            "to a common length would change its results; engine='reference' does not pad"
-        )
 
 
 def join(*parts: Any) -> Any:

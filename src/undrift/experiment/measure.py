@@ -17,8 +17,9 @@ from undrift.core.tree import leaves, named_leaves, replace
 from undrift.experiment.exam import Exam
 from undrift.experiment.sections import Evaluation
 from undrift.replay import weighs_by_size
+from undrift.rounds import RoundResult
 from undrift.rules.observe import LastModel, Seen, Watch
-from undrift.trainer import RoundResult, Trainer
+from undrift.trainer import Trainer
 
 CLIENTS_AT_A_TIME = 64  # last models that are read together
 

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from undrift.core.transfer import send
 from undrift.errors import CheckpointError, ConfigError, CorruptCheckpoint
 from undrift.state import disk
 
@@ -135,7 +136,7 @@ class MemoryTier:
         return entries
 
     def _index(self, places: list[int]) -> Tensor:
-        return torch.tensor(places, dtype=torch.int64).to(self._device)
+        return send(torch.tensor(places, dtype=torch.int64), self._device)
 
     def seal(self) -> None:
         return  # a snapshot carries the rows themselves

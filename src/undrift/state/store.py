@@ -53,6 +53,7 @@ class ClientStateStore:
         self._device = torch.device(device)
         self._visible: dict[int, Entry] = {}
         self._staged: dict[int, Entry] = {}
+        self._next: Visible | None = None  # what `merged` gave last
         self._tier = self._make_tier(place, path, num_slots)
 
     def _make_tier(self, place: Place, path: Path | None, num_slots: int) -> Tier:
@@ -90,7 +91,8 @@ class ClientStateStore:
 
     def merged(self) -> Visible:
         """Give the table as it will be when the staged rows are visible."""
-        return {**self._visible, **self._staged}
+        self._next = {**self._visible, **self._staged}
+        return self._next
 
     @property
     def visible(self) -> Visible:
@@ -99,8 +101,12 @@ class ClientStateStore:
 
     def show(self, table: Visible) -> None:
         """Make exactly these rows visible; what neither they nor checkpoints need is spare."""
-        held = [*self._visible.items(), *self._staged.items()]
-        self._visible, self._staged = table, {}
+        if table is self._visible and not self._staged:
+            return
+        # what `merged` gave differs by the staged rows alone; all others are not looked at again
+        known = self._visible if table is not self._next else self._staged.keys() & self._visible
+        held = [(client, self._visible[client]) for client in known] + [*self._staged.items()]
+        self._visible, self._staged, self._next = table, {}, None
         self._tier.release([entry for client, entry in held if table.get(client) != entry])
 
     def rollback(self) -> None:

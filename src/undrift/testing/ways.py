@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from undrift.core.algorithm import Algorithm, init_server, write_broadcast
-from undrift.core.round import server_round
 from undrift.core.rule import Aggregate, Rule, Sizes
+from undrift.core.server import server_round
 from undrift.core.task import Vec
 from undrift.core.tree import leaves, stack, tree_map
 from undrift.engines.engine import cohort_mean

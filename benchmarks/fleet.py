@@ -1,0 +1,125 @@
+"""Many experiments as one batch against one after the other: ComFed's grid on CIFAR-10's set-up.
+
+    python benchmarks/fleet.py --json fleet.json       on a CUDA device
+    python benchmarks/fleet.py --tiny                  the same code on little work, on any
+
+16 cells x 3 seeds: feddyn_cnn, 100 clients, 10 a round, 1 epoch of batch 32, client momentum 0.9,
+Dirichlet(0.1) over classes (each seed its own), random images.  Alone: the cells in `--alone` for
+every seed, in turns with the fleet; their mean stands for all 48.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import undrift as fl
+from rounds import operations, wait
+from undrift import models
+from undrift.data.partitions import DirichletClass
+from undrift.fleet import Fleet
+
+CLIENTS = ("sgd", "prox", "scaf", "nova")
+SERVERS = ("sgd", "adam", "adagrad", "yogi")
+
+
+def federations(args: Any) -> list[fl.Federation]:
+    count = 300 if args.tiny else 50_000
+    maker = torch.Generator(args.device).manual_seed(0)
+    x = torch.randn(count, 3, 32, 32, generator=maker, device=args.device)
+    y = torch.randint(0, 10, (count,), generator=maker, device=args.device)
+    clients, least = (6, 2) if args.tiny else (100, 10)
+    dealt = [DirichletClass(clients, alpha=0.1, min_size=least) for _ in range(args.seeds)]
+    parts = [d.split(y.cpu().numpy(), seed) for seed, d in enumerate(dealt)]
+    return [fl.Federation.split(x, y, [torch.as_tensor(i) for i in part]) for part in parts]
+
+
+def make(client: str, server: str, seed: int, data: fl.Federation, args: Any) -> fl.Trainer:
+    local = fl.sgd(0.01, momentum=0.9, weight_decay=1e-4)
+    mu = {"mu": 0.005} if client == "prox" else {}
+    return fl.Trainer(
+        fl.Task(models.build("feddyn_cnn", seed)),
+        data,
+        fl.comfed(client, server, local=local, **mu),
+        work=fl.Work(epochs=1, batch=4 if args.tiny else 32),
+        sampler=fl.Uniform(count=3 if args.tiny else 10),
+        seed=seed,
+        device=args.device,
+        precision=args.precision,
+        graph=True,
+    )
+
+
+def timed(run: Any, device: str) -> tuple[float, Any]:
+    wait(device)
+    started = time.perf_counter()
+    found = run()
+    wait(device)
+    return time.perf_counter() - started, found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--precision", default="tf32")
+    parser.add_argument("--alone", default="sgd-sgd,prox-yogi,scaf-adam,nova-adagrad")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if args.tiny:
+        args.rounds, args.turns, args.seeds = 1, 1, 2
+    data = federations(args)
+    flops = operations(models.build("feddyn_cnn", 0), (3, 32, 32))
+    fleet = Fleet(
+        [make(c, s, e, data[e], args) for e in range(args.seeds) for c in CLIENTS for s in SERVERS]
+    )
+    alone = [
+        make(*cell.split("-"), e, data[e], args)
+        for cell in args.alone.split(",")
+        for e in range(args.seeds)
+    ]
+    built, _ = timed(lambda: fleet.run(3), args.device)
+    for trainer in alone:
+        trainer.run(3)
+    together, one_by_one, samples = [], [], 0
+    for _ in range(args.turns):
+        seconds, found = timed(lambda: fleet.run(args.rounds), args.device)
+        together.append(seconds / args.rounds)
+        samples += sum(r.steps for results in found for r in results)
+        seconds, _ = timed(lambda: [t.run(args.rounds) for t in alone], args.device)
+        one_by_one.append(seconds / args.rounds / len(alone))
+    a_round, each = statistics.median(together), statistics.median(one_by_one)
+    count = len(fleet.trainers)
+    steps = samples / args.rounds / args.turns  # local steps of all clients of all experiments
+    batch = 4 if args.tiny else 32
+    result = {
+        "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "undrift": fl.__version__,
+        "precision": args.precision,
+        "experiments": count,
+        "together": fleet._together,
+        "ms_together": a_round * 1e3,
+        "ms_alone_each": each * 1e3,
+        "times_faster": each * count / a_round,
+        "client_steps": steps,
+        "tflops_full_batches": flops * steps * batch / a_round / 1e12,
+        "built_s": built,
+        "by_turn": {"together": together, "alone": one_by_one},
+    }
+    print(json.dumps(result, indent=1))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

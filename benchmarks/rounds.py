@@ -1,0 +1,194 @@
+"""How fast a round is on one device: work by work, algorithm by algorithm, precision by precision.
+
+    python benchmarks/rounds.py --json rounds.json          on a CUDA device
+    python benchmarks/rounds.py --tiny                      the same code on little work, on any
+
+Rounds are queued without waiting in between, as in `Trainer.run`, and timed by the wall clock; the
+profile is of one further round.  A sample's operations are those of its forward pass, its weight
+gradients and its input gradients but the first layer's (2 per multiplication and addition).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+import undrift as fl
+from undrift import models
+
+
+class Work(NamedTuple):
+    model: str
+    clients: int
+    cohort: int
+    size: int  # examples of a client
+    batch: int
+    steps: int
+
+
+WORKS = {
+    "pfl_cifar": Work("simple_cnn", 1000, 50, 50, 10, 5),
+    "feddyn_100": Work("feddyn_cnn", 100, 100, 500, 50, 10),
+    "feddyn_10": Work("feddyn_cnn", 100, 10, 500, 50, 10),
+    "emnist_mlp": Work("emnist_mlp", 1000, 100, 450, 45, 10),
+}
+ALGORITHMS = {
+    "fedavg": lambda: fl.fedavg(0.1),
+    "scaffold_momentum": lambda: fl.scaffold(local=fl.sgd(0.05, momentum=0.9)),
+    "feddyn": lambda: fl.feddyn(0.1),
+    "prox_yogi": lambda: fl.comfed("prox", "yogi"),
+}
+
+
+def operations(module: nn.Module, shape: tuple[int, ...]) -> float:
+    """Count what training on one sample takes."""
+    found: list[float] = []
+
+    def note(layer: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        places = output[0, 0].numel() if isinstance(layer, nn.Conv2d) else 1
+        found.append(2.0 * layer.weight.numel() * places)
+
+    layers = [m for m in module.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    hooks = [layer.register_forward_hook(note) for layer in layers]
+    with torch.no_grad():
+        module(torch.zeros(1, *shape))
+    for hook in hooks:
+        hook.remove()
+    return 3 * sum(found) - found[0]
+
+
+def federation(work: Work, device: str) -> fl.Federation:
+    shape = (784,) if work.model == "emnist_mlp" else (3, 32, 32)
+    maker = torch.Generator(device).manual_seed(0)
+    x = torch.randn(work.clients * work.size, *shape, generator=maker, device=device)
+    y = torch.randint(0, 10, (len(x),), generator=maker, device=device)
+    return fl.Federation.split(x, y, torch.arange(len(x)).split(work.size))
+
+
+def measure(name: str, algorithm: str, options: dict[str, Any], args: Any) -> dict[str, Any]:
+    work = WORKS[name]
+    if args.tiny:
+        work = work._replace(clients=6, cohort=3, size=4, batch=2, steps=2)
+    torch.manual_seed(0)
+    module = models.build(work.model, 0)
+    data = federation(work, args.device)
+    flops = operations(module, tuple(data.x.shape[1:]))
+    trainer = fl.Trainer(
+        fl.Task(module),
+        data,
+        ALGORITHMS[algorithm](),
+        work=fl.Work(steps=work.steps, batch=work.batch),
+        sampler=fl.Uniform(count=work.cohort),
+        device=args.device,
+        **options,
+    )
+    started = time.perf_counter()
+    first = trainer.run(4)
+    built = time.perf_counter() - started
+    blocks = []
+    for _ in range(args.blocks):
+        wait(args.device)
+        started = time.perf_counter()
+        last = trainer.run(args.rounds)
+        blocks.append((time.perf_counter() - started) / args.rounds)
+    milliseconds = sorted(blocks)[len(blocks) // 2] * 1e3
+    samples = work.cohort * work.steps * work.batch
+    return {
+        "work": name,
+        "algorithm": algorithm,
+        "options": {k: str(v) for k, v in options.items()},
+        "ms": milliseconds,
+        "ms_by_block": [b * 1e3 for b in blocks],
+        "tflops": flops * samples / milliseconds / 1e9,
+        "mflop_per_sample": flops / 1e6,
+        "host_ms": host_time(trainer),
+        "built_s": built,
+        "losses": [first[0].loss, last[-1].loss],
+        "plan": trainer.engine.plan(),
+        "profile": profile(trainer) if args.profile and args.device == "cuda" else [],
+        "memory_gb": torch.cuda.max_memory_allocated() / 1e9 if args.device == "cuda" else 0,
+    }
+
+
+def host_time(trainer: fl.Trainer) -> float:
+    """Tell how long the host takes to queue a round."""
+    wait(str(trainer.engine.device))
+    started = time.perf_counter()
+    queued = [trainer.advance() for _ in range(5)]
+    taken = (time.perf_counter() - started) / 5 * 1e3
+    queued[-1].result()
+    return taken
+
+
+def profile(trainer: fl.Trainer) -> list[list[Any]]:
+    """List the kernels of one round: name, times called, microseconds in all."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as watched
+
+    with watched(activities=[ProfilerActivity.CUDA]) as seen:
+        trainer.round()
+        torch.cuda.synchronize()
+    rows = [(e.key, e.count, e.device_time_total) for e in seen.key_averages()]
+    return [list(r) for r in sorted(rows, key=lambda r: -r[2])[:30]]
+
+
+def wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--works", default="pfl_cifar,feddyn_100,feddyn_10")
+    parser.add_argument("--algorithms", default="fedavg,scaffold_momentum")
+    parser.add_argument("--precisions", default="tf32,bf16")
+    parser.add_argument("--options", default="{}", help="JSON, further options of the engine")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--blocks", type=int, default=3)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if args.tiny:
+        args.rounds, args.blocks = 2, 1
+    card = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor()
+    made = {"torch": torch.__version__, "device": card, "undrift": fl.__version__, "results": []}
+    for name in args.works.split(","):
+        for algorithm in args.algorithms.split(","):
+            for precision in args.precisions.split(","):
+                options = {"precision": precision, **json.loads(args.options)}
+                try:
+                    one = measure(name, algorithm, options, args)
+                except Exception as error:  # the others go on
+                    one = {"work": name, "algorithm": algorithm, "options": options}
+                    one |= {"error": f"{type(error).__name__}: {error}"[:2000]}
+                made["results"].append(one)
+                show(one)
+                if args.json:
+                    args.json.write_text(json.dumps(made, indent=1) + "\n")
+                if args.device == "cuda":
+                    torch.cuda.empty_cache()
+                    torch.cuda.reset_peak_memory_stats()
+
+
+def show(one: dict[str, Any]) -> None:
+    head = f"{one['work']:11} {one['algorithm']:18} {one['options'].get('precision')!s:8}"
+    if "error" in one:
+        print(head, one["error"], flush=True)
+        return
+    told = f"{one['ms']:8.2f} ms {one['tflops']:7.1f} TFLOP/s  host {one['host_ms']:.2f} ms"
+    print(head, told, f"built {one['built_s']:.0f} s  loss {one['losses']}", flush=True)
+    for name, count, micro in one["profile"][:14]:
+        print(f"    {micro:9.0f} us {count:5} x {name[:90]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Layers that a seam computes: a convolution with what follows it, and linear layers.
+
+A sequence looks ahead.  Conv2d with a ReLU and a 2x2 max-pool behind it becomes one op, and between
+two layers of the seam activations stay in the operand type.  A layer with hooks is always called
+itself, on float32, and what leaves the seam is float32 in torch's usual order of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from undrift.core.convolution import ConvShape, Seam, convolve
+from undrift.core.dense import dense
+from undrift.core.linear import Descent
+
+# Layers without weights that pass on whatever type they get.
+TRANSPARENT = (
+    *(nn.ReLU, nn.MaxPool2d, nn.AvgPool2d, nn.Flatten, nn.Identity),
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+)
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class Block(NamedTuple):
+    """A layer of the seam and what is computed with it."""
+
+    layer: nn.Module
+    relu: bool = False
+    pool: bool = False
+    length: int = 1  # how many layers of the sequence it stands for
+
+
+def run_sequence(
+    layers: Sequence[nn.Module], x: Tensor, seam: Seam, descent: Descent | None = None
+) -> Tensor:
+    """Call layers one after the other, those of the seam as blocks."""
+    at = 0
+    while at < len(layers):
+        block = find_block(layers, at)
+        at += block.length if block else 1
+        if block is None:
+            x = layers[at - 1](x)
+        else:
+            x = run_block(block, x, seam, descent, narrow=_feeds_seam(layers[at:]))
+    return x
+
+
+def run_block(
+    block: Block, x: Tensor, seam: Seam, descent: Descent | None, narrow: bool = False
+) -> Tensor:
+    """Compute a block; `narrow` leaves the result as the next layer of the seam reads it."""
+    layer: Any = block.layer
+    how = seam.way(layer._place.name, narrow, descent)
+    if isinstance(layer, nn.Linear):
+        return dense(x, layer.weight, layer.bias, how)
+    single = x.dim() == 3  # one image: torch takes it so
+    y = convolve(
+        x[None] if single else x, layer.weight, layer.bias,
+        conv_shape(layer, block.relu, block.pool), how,
+    )  # fmt: skip
+    y = y.squeeze(0) if single else y
+    # Whoever comes next may call `view`.
+    return y if narrow else y.contiguous()
+
+
+def moving(module: nn.Module) -> set[str]:
+    """Name the parameters that move while going back, where a pass has a seam and a descent."""
+    layers = [(name, part) for name, part in module.named_modules() if takes(part)]
+    own = [(name, key) for name, part in layers for key, _ in part.named_parameters(recurse=False)]
+    return {f"{name}.{key}" if name else key for name, key in own}
+
+
+def find_block(layers: Sequence[nn.Module], at: int) -> Block | None:
+    """Find out whether a layer is the seam's, and how many of the next ones go with it."""
+    layer = layers[at]
+    if not takes(layer) or _is_hooked(layer):
+        return None
+    relu = pool = False
+    length = 1
+    for follower in layers[at + 1 : at + 3] if isinstance(layer, nn.Conv2d) else ():
+        if _is_hooked(follower) or not (_is_relu(follower) or _is_small_pool(follower)):
+            break
+        if (relu and _is_relu(follower)) or (pool and _is_small_pool(follower)):
+            break
+        relu, pool = relu or _is_relu(follower), pool or _is_small_pool(follower)
+        length += 1
+    return Block(layer, relu, pool, length)
+
+
+def takes(layer: nn.Module) -> bool:
+    """Whether a prepared layer can be computed by a seam."""
+    kind = getattr(layer, "kind", None)  # what `prepare` exchanged
+    if kind is None or "forward" in vars(layer):
+        return False
+    if isinstance(layer, nn.Conv2d):
+        return layer.padding_mode == "zeros" and _padding(layer) is not None
+    return isinstance(layer, nn.Linear)
+
+
+def conv_shape(layer: nn.Conv2d, relu: bool, pool: bool) -> ConvShape:
+    """Describe a convolution that `takes` has accepted."""
+    padding = _padding(layer)
+    assert padding is not None, "asked for before"
+    stride, dilation = _pair(layer.stride), _pair(layer.dilation)
+    return ConvShape(stride, padding, dilation, layer.groups, relu, pool)
+
+
+def _padding(layer: nn.Conv2d) -> tuple[int, int] | None:
+    """Give the padding on both sides, or None if the sides differ."""
+    if not isinstance(layer.padding, str):
+        return _pair(layer.padding)
+    if layer.padding == "valid":
+        return 0, 0
+    total = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+    return None if any(n % 2 for n in total) else (total[0] // 2, total[1] // 2)
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+def _feeds_seam(layers: Sequence[nn.Module]) -> bool:
+    """Whether the next layer with weights is the seam's and nobody looks at what lies between."""
+    for layer in layers:
+        if _is_hooked(layer):
+            return False
+        if takes(layer):
+            return True
+        if _kind(layer) not in TRANSPARENT:
+            return False
+    return False
+
+
+def _kind(layer: nn.Module) -> type:
+    kind: type = getattr(layer, "kind", type(layer))
+    return kind
+
+
+def _is_hooked(layer: nn.Module) -> bool:
+    return any(getattr(layer, hooks) for hooks in HOOKS) or "forward" in vars(layer)
+
+
+def _is_relu(layer: nn.Module) -> bool:
+    return _kind(layer) is nn.ReLU
+
+
+def _is_small_pool(layer: nn.Module) -> bool:
+    """Whether a layer takes the maximum of every 2x2 square, and nothing else."""
+    if _kind(layer) is not nn.MaxPool2d or not isinstance(layer, nn.MaxPool2d):
+        return False
+    sizes = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+    plain = [_pair(s) for s in sizes] == [(2, 2), (2, 2), (0, 0), (1, 1)]
+    return plain and not layer.ceil_mode and not layer.return_indices

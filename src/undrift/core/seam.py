@@ -1,0 +1,51 @@
+"""Which implementation computes a layer, and in which precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from undrift.core.conv_ways import TORCH_WAYS
+from undrift.core.linear import Descent
+from undrift.core.precision import check_precision
+from undrift.errors import unknown_name
+
+WAYS = (*TORCH_WAYS, "triton", "auto")  # auto: whichever is fastest, found out once
+
+
+class Way(NamedTuple):
+    """How one layer is computed."""
+
+    name: str = "grouped"
+    precision: str = "float32"
+    narrow: bool = False  # leave the output in the operand type: the next layer reads it so
+    descent: Descent | None = None  # take the SGD step while going back
+
+
+@dataclass(frozen=True)
+class Seam:
+    """Which implementation each layer takes, and the precision of all of them.
+
+    >>> Seam("bf16", {"conv1": "loop"}).way("conv1").name
+    'loop'
+    """
+
+    precision: str = "float32"
+    choices: Mapping[str, str] = field(default_factory=dict)  # by the layer's full name
+    default: str = "grouped"
+
+    def __post_init__(self) -> None:
+        check_precision(self.precision)
+        for name in (self.default, *self.choices.values()):
+            if name not in WAYS:
+                raise unknown_name("way to convolve", name, list(WAYS), "Seam")
+
+    @property
+    def may_use_kernels(self) -> bool:
+        """Whether Triton kernels are asked for anywhere."""
+        return bool({"triton", "auto"} & {self.default, *self.choices.values()})
+
+    def way(self, layer: str, narrow: bool = False, descent: Descent | None = None) -> Way:
+        """Give the way that a layer takes; linear layers are Triton's or torch's."""
+        return Way(self.choices.get(layer, self.default), self.precision, narrow, descent)

@@ -1,0 +1,416 @@
+"""Whole rounds on a device, of one experiment or several, without a decision on the host.
+
+    begin    models and states in, notes and probes made, everybody at the received model
+    step     one local step of the first m clients (those with most steps stand first)
+    finish   reports summed, states out, the server's half of the round
+
+Everything between two pieces lives in buffers that keep their place, so each piece is recorded once
+and replayed; the host only says who takes part.  On a CPU the pieces are called as they are.
+
+Experiments of one structure share every call; others share forward and backward, where no rule
+takes part in it, and differ in their elementwise algebra alone.
+
+Letters: S experiments, C clients of a cohort and the padding behind them, K local steps, B batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from undrift.core.algorithm import Algorithm, Client, Row, Server
+from undrift.core.round import shares_gradient, task_gradient
+from undrift.core.rule import ClientInfo
+from undrift.core.task import Batch, Task
+from undrift.core.transfer import send
+from undrift.core.tree import EMPTY, Tree, structure, tree_map
+from undrift.core.views import key_of
+from undrift.data.work import Room, Work
+from undrift.engines.engine import PIECE, Assignment, Engine, Outcome
+from undrift.engines.examples import Examples
+from undrift.engines.fused import Fused
+from undrift.engines.graphs import Buffers, Piece, graph_pool
+from undrift.engines.group import Group
+from undrift.engines.plain import PlainSteps, is_plain, is_sequence
+
+FEW_GROUPS = 4  # beyond, compiling the end of a round for each takes longer than it saves
+PARTS = 8  # a shrinking cohort is trained in at most so many sizes
+
+
+class Shape(NamedTuple):
+    """What the buffers of a round have room for."""
+
+    clients: int
+    room: Room  # for the batches; without epochs the host makes their order
+    examples: int  # of the largest client; 0 where nobody goes through all of its data
+
+    def holds(self, other: Shape) -> bool:
+        """Whether a cohort of another shape fits without much waste."""
+        room, fixed = self.room, (self.room.batch, self.room.epochs, self.room.width)
+        small = other.clients <= self.clients and other.room.steps <= room.steps
+        same = (other.room.batch, other.room.epochs, other.room.width) == fixed
+        close = 8 * other.clients >= 7 * self.clients
+        return small and same and close and other.examples == self.examples
+
+    def joined(self, other: Shape) -> Shape:
+        """Make room for both."""
+        room = Room(*map(max, self.room, other.room))
+        most = max(self.clients, other.clients), max(self.examples, other.examples)
+        return Shape(most[0], room, most[1])
+
+
+class Turn(NamedTuple):
+    """What the host hands over for a round of one experiment."""
+
+    server: Server
+    work: Assignment  # those with most steps first
+    state: Tree  # of these clients
+    population: int
+    everyone: Tree
+
+
+class Done(NamedTuple):
+    """What comes out.  States and outcome are buffers: read them before the next round."""
+
+    server: Server
+    states: tuple[Tree, ...]
+    outcome: Outcome
+
+
+class DeviceRound:
+    """Runs the rounds of some experiments with one task, for cohorts up to one shape."""
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        algos: Sequence[Algorithm],
+        plan: Work,
+        shape: Shape,
+        *,
+        in_place: bool = True,
+    ) -> None:
+        self.task: Task = engines[0].task
+        self.algos, self.shape, self.device = list(algos), shape, engines[0].device
+        # those whose forward and backward no rule takes part in stand first, and go together
+        order = sorted(range(len(algos)), key=lambda i: not shares_gradient(algos[i]))
+        self.members = grouped(order, algos)
+        few = len(self.members) <= FEW_GROUPS
+        self.groups = [
+            Group([algos[i] for i in group], self.task, self.device, fuse_end=few)
+            for group in self.members
+        ]
+        self.plan = plan
+        compiled = self.device.type == "cuda"
+        self._draw = Fused(
+            vmap(self._drawn, in_dims=(None, 0, 0, 0, 0)), "batches and keys", compiled=compiled
+        )
+        room = shape.room
+        # a tensor, not arange: the compiler takes products of an index for 32 bits wide
+        self._count = torch.arange(max(room.steps, room.batch, room.width), device=self.device)
+        self.data = Examples([engines[i] for i in self.places])
+        one = len(self.groups) == 1 and self.groups[0].numbers is None
+        plain = one and is_plain(algos[0]) and is_sequence(self.task.module)
+        self.in_place = in_place and plain
+        self.buffers, self.pool = Buffers(), graph_pool(self.device)
+        self._pieces: dict[Any, Piece] = {}
+        self._shown: dict[tuple[int, int, int], Outcome] = {}
+        self._returned: list[list[Server]] = [[] for _ in self.groups]
+
+    @property
+    def places(self) -> list[int]:
+        """Tell which experiment stands where."""
+        return [i for group in self.members for i in group]
+
+    # -- one round ---------------------------------------------------------------------------
+    def run(self, turns: Sequence[Turn]) -> list[Done]:
+        """Train the cohorts of all experiments for one round."""
+        self._load(turns)
+        self._piece("begin", self._begin)
+        for k in range(max(int(turn.work.steps.max()) for turn in turns)):
+            live = [int((turn.work.steps > k).sum()) for turn in turns]
+            width = self._width(max(live))
+            whole = min(live) == width
+            self._piece(("step", width, whole), partial(self._step, width, whole))
+        self._piece("finish", self._finish)
+        found: dict[int, Done] = {}
+        for g, group in enumerate(self.members):
+            for e, done in enumerate(self._results(g, [turns[i] for i in group])):
+                found[group[e]] = done
+        return [found[i] for i in range(len(turns))]
+
+    def _piece(self, key: Any, function: Callable[[], None]) -> None:
+        if key not in self._pieces:
+            self._pieces[key] = Piece(function, self.pool)
+        self._pieces[key]()
+
+    def _width(self, live: int) -> int:
+        part = -(-self.shape.clients // PARTS)
+        return min(self.shape.clients, -(-live // part) * part)
+
+    def _load(self, turns: Sequence[Turn]) -> None:
+        """Write what the host knows into the buffers; rows beyond a cohort take no step."""
+        for g, group in enumerate(self.members):
+            own = [turns[i] for i in group]
+            returned = self._returned[g]
+            if returned and all(t.server is s for t, s in zip(own, returned, strict=True)):
+                self.buffers.put(f"server {g}", self.buffers[f"result {g}"][0])
+            else:
+                self._put_rows(f"server {g}", [t.server for t in own])
+            self._put_rows(f"state {g}", [self._padded(t.state) for t in own])
+            self._put_rows(f"everyone {g}", [t.everyone for t in own])
+            counts = [(float(len(t.work.clients)), float(t.population)) for t in own]
+            self.buffers.put(f"counts {g}", send(torch.tensor(counts), self.device))
+            seeds = torch.tensor([t.work.seed for t in own])
+            self.buffers.put(f"seeds {g}", send(seeds, self.device))
+        ordered = [turns[i] for i in self.places]
+        self._put_rows("info", [self._padded(t.work.info) for t in ordered])
+        steps = torch.stack([self._padded_steps(t.work.steps) for t in ordered])
+        self.buffers.put("steps", send(steps.to(self.task.dtype), self.device))
+        if not self.shape.room.epochs:
+            self._put_rows("order", [self._with_room(t.work.order) for t in ordered])
+
+    def _put_rows(self, name: str, values: list[Tree]) -> None:
+        """Write one tree per experiment, without putting them together elsewhere first."""
+        if name not in self.buffers:
+            self.buffers.put(name, tree_map(lambda *v: torch.stack(v), *values))
+            return
+        for e, value in enumerate(values):
+            tree_map(lambda old, new, e=e: old[e].copy_(new), self.buffers[name], value)
+
+    def _padded(self, rows: Tree) -> Tree:
+        def one(v: Tensor) -> Tensor:
+            extra = self.shape.clients - len(v)
+            return v if not extra else torch.cat([v, v[:1].expand(extra, *v.shape[1:])])
+
+        return tree_map(one, rows)
+
+    def _padded_steps(self, steps: Tensor) -> Tensor:
+        return torch.nn.functional.pad(steps, (0, self.shape.clients - len(steps)))
+
+    def _with_room(self, order: Tensor) -> Tensor:
+        count, num_steps, batch = order.shape
+        room = (self.shape.clients, self.shape.room.steps, batch)
+        made = torch.full(room, -1, device=self.device)
+        made[:count, :num_steps] = order
+        return made
+
+    def _results(self, g: int, turns: list[Turn]) -> Iterator[Done]:
+        after, states, _, rows = self.buffers[f"result {g}"]
+        after = tree_map(torch.clone, after)
+        said = tree_map(torch.clone, rows._replace(notes=(), counters=EMPTY))
+        self._returned[g] = []
+        for e, turn in enumerate(turns):
+            count = len(turn.work.clients)
+            shown = self._outcome(g, e, count)
+            one = tree_map(lambda v, e=e, n=count: v[e, :n], said)
+            own: Row = one._replace(notes=shown.rows.notes, counters=shown.rows.counters)
+            server: Server = tree_map(lambda v, e=e: v[e], after)
+            mine = tree_map(lambda v, e=e, n=count: v[e, :n], states)
+            self._returned[g].append(server)
+            yield Done(server, mine, shown._replace(rows=own))
+
+    def _outcome(self, g: int, e: int, count: int) -> Outcome:
+        """Show the buffers as an outcome; they will be written again."""
+        key = (g, e, count)
+        if key not in self._shown:
+            _, _, report, rows = self.buffers[f"result {g}"]
+            clients, broadcast = self.buffers[f"clients {g}"], self.buffers[f"broadcast {g}"]
+            rows, clients = tree_map(lambda v: v[e, :count], (rows, clients))
+            report, broadcast = tree_map(lambda v: v[e], (report, broadcast))
+            self._shown[key] = Outcome(report, rows, broadcast, clients)
+        return self._shown[key]
+
+    # -- pieces ------------------------------------------------------------------------------
+    def _begin(self) -> None:
+        buffers, first = self.buffers, 0
+        drawn, carries = [], []
+        for g, group in enumerate(self.groups):
+            part = slice(first, first + group.size)
+            first += group.size
+            info: ClientInfo = tree_map(lambda v, part=part: v[part], buffers["info"])
+            counts, seeds = buffers[f"counts {g}"].to(self.task.dtype), buffers[f"seeds {g}"]
+            server, state, steps = buffers[f"server {g}"], buffers[f"state {g}"], buffers["steps"]
+            broadcast, clients = group.open(server, info, state, steps[part], counts[:, 0], seeds)
+            if group.uses("probe"):
+                at = group.start(broadcast, clients)._replace(state=clients.state)
+                probes = self._measured("probe", g, part, broadcast, clients, at)
+                broadcast = broadcast._replace(cohort=group.shared_probes(probes, info.size))
+                clients = clients._replace(probe=probes)
+            for number, batch in self._pieces_of(info, part) if group.uses("begin") else ():
+                clients = group.begin(broadcast, clients, batch, self._number(number))
+            buffers.put(f"broadcast {g}", broadcast)
+            self._put_clients(g, clients)
+            drawn.append((server.round, seeds))
+            carries.append(group.start(broadcast, clients))
+        rounds, seeds = (torch.cat(v) for v in zip(*drawn, strict=True))
+        found = self._draw(self._count, rounds, seeds, buffers["info"], buffers["steps"])
+        for name, value in zip(("keys", "order"), found, strict=False):
+            buffers.put(name, value)
+        buffers.put("rows", self.data.rows(buffers["info"].id, buffers["order"]))
+        self._put_carries(carries)
+        buffers.put("k", torch.zeros((), dtype=self.task.dtype, device=self.device))
+
+    def _put_clients(self, g: int, clients: Client) -> None:
+        """Keep what clients have; a state that nobody prepared stays where it is."""
+        name = f"clients {g}"
+        if self.groups[g].uses("begin"):
+            self.buffers.put(name, clients)
+            return
+        rest = self.buffers.put(f"known {g}", clients._replace(state=EMPTY))
+        self.buffers.hold(name, rest._replace(state=clients.state))
+
+    def _drawn(
+        self, count: Tensor, round: Tensor, seed: Tensor, info: ClientInfo, steps: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Draw a key for every step of every client [C, K] and, where it can, the batches."""
+        room, who = self.shape.room, info.id
+        keys = seed.expand(len(who), room.steps)
+        if self.task.draws:
+            keys = key_of(seed, round, who[:, None], "step", count[: room.steps])
+        if not room.epochs:
+            return (keys,)
+        sizes, taken = info.size.long(), steps.long()
+        return keys, self.plan.order(seed, round.long(), who, sizes, taken, room, count)
+
+    def _put_carries(self, carries: list[Any]) -> None:
+        """Models and their buffers lie side by side for all groups: one backward pass for all."""
+        if "models" not in self.buffers:
+            w, own = tree_map(lambda *v: torch.cat(v), *[(c.w, c.buffers) for c in carries])
+            self.buffers.hold("models", (_aligned(w), tree_map(torch.clone, own)))
+            first = 0
+            for g, carry in enumerate(carries):
+                part = slice(first, first + self.groups[g].size)
+                first = part.stop
+                w, own = tree_map(lambda v, part=part: v[part], self.buffers["models"])
+                rest = self.buffers.put(f"rest {g}", carry._replace(w=EMPTY, buffers=EMPTY))
+                self.buffers.hold(f"carry {g}", rest._replace(w=w, buffers=own))
+        for g, carry in enumerate(carries):
+            self.buffers.put(f"carry {g}", carry)
+
+    def _measured(
+        self, hook: str, g: int, part: slice, broadcast: Any, clients: Any, carry: Any
+    ) -> tuple[Tree, ...]:
+        """Evaluate a hook over everybody's own data: means with leading axes S, C."""
+        total: Any = None
+        for number, batch in self._pieces_of(clients.info, part):
+            at = self._number(number)
+            some = self.groups[g].look(hook, broadcast, clients, carry, batch, at)
+            total = some if total is None else tree_map(torch.add, total, some)
+        size = clients.info.size
+
+        def mean(v: Tensor) -> Tensor:
+            return v / size.reshape(*size.shape, *[1] * (v.dim() - 2))
+
+        means: tuple[Tree, ...] = tree_map(mean, total)
+        return means
+
+    def _pieces_of(self, info: ClientInfo, part: slice) -> Iterator[tuple[int, Batch]]:
+        """Walk through everybody's own data."""
+        width = min(PIECE, self.shape.examples)
+        for number, start in enumerate(range(0, self.shape.examples, width)):
+            at = torch.arange(start, start + width, device=self.device)
+            positions = torch.where(at < info.size[..., None], at, -1)
+            rows = self.data.rows(info.id, positions, part)
+            yield number, self.data.batch(rows, positions)
+
+    def _number(self, value: int) -> Tensor:
+        return torch.full((), float(value), dtype=self.task.dtype, device=self.device)
+
+    def _step(self, width: int, whole: bool) -> None:
+        """Let the first `width` clients take one step; unless `whole`, some of them are done."""
+        buffers, k = self.buffers, self.buffers["k"]
+        at = k.long().reshape(1)
+        order, rows, keys = (
+            buffers[n][:, :width].index_select(2, at)[:, :, 0] for n in ("order", "rows", "keys")
+        )
+        batch = self.data.batch(rows, order)
+        if self.in_place:
+            self._step_in_place(width, batch, keys)
+            k.add_(1)
+            return
+        if self.task.augment is not None:
+            batch = vmap(vmap(self.task.augmented))(batch, keys)
+        w, own = tree_map(lambda v: v[:, :width], buffers["models"])
+        sharing = sum(g.size for g in self.groups if shares_gradient(g.algo))
+        together: Any = None
+        if sharing:
+            inputs = tree_map(lambda v: v[:sharing], (w, own, batch, keys))
+            together = vmap(vmap(partial(task_gradient, self.task)))(*inputs)
+        first = 0
+        for g, group in enumerate(self.groups):
+            part = slice(first, first + group.size)
+            first = part.stop
+            clients, held = tree_map(
+                lambda v: v[:, :width], (buffers[f"clients {g}"], buffers[f"carry {g}"])
+            )
+            seen, mine = tree_map(lambda v, part=part: v[part], (batch, keys))
+            broadcast = buffers[f"broadcast {g}"]
+            if shares_gradient(group.algo):
+                found = tree_map(lambda v, part=part: v[part], together)
+            else:
+                carry = held._replace(state=clients.state)
+                found = group.gradient(broadcast, clients, carry, seen, mine)
+            move = group.move(whole, width == self.shape.clients)
+            move(broadcast, clients, held, seen, mine, k, found)
+        k.add_(1)
+
+    def _step_in_place(self, width: int, batch: Batch, keys: Tensor) -> None:
+        """Move the models themselves, all clients of all experiments in one axis."""
+        clients, carry, broadcast = (
+            self.buffers[n] for n in ("clients 0", "carry 0", "broadcast 0")
+        )
+        k, algo = self.buffers["k"], self.groups[0].algo
+        clients, carry = tree_map(lambda v: v[:, :width], (clients, carry))
+        rates = vmap(lambda round: torch.zeros_like(round) + algo.local.lr_at(round, k))
+        live = k < clients.steps
+        lr = torch.where(live, rates(broadcast.round)[:, None], torch.zeros_like(carry.loss))
+        # one axis for all: a view, for the models of a whole cohort lie side by side
+        flat = tree_map(lambda v: v.flatten(0, 1), (carry, batch, keys, lr, live))
+        steps = PlainSteps(self.task, algo, broadcast, together=True)
+        steps.step_in_place(*flat)
+        if width < self.shape.clients and len(self.algos) > 1:  # there it was a copy
+            tree_map(lambda old, new: old.copy_(new.view_as(old)), carry, flat[0])
+
+    def _finish(self) -> None:
+        first = 0
+        for g, group in enumerate(self.groups):
+            part = slice(first, first + group.size)
+            first = part.stop
+            clients, carry = self.buffers[f"clients {g}"], self.buffers[f"carry {g}"]
+            broadcast, review = self.buffers[f"broadcast {g}"], clients.review
+            if group.uses("review"):
+                at = carry._replace(state=clients.state)
+                review = self._measured("review", g, part, broadcast, clients, at)
+            counts = self.buffers[f"counts {g}"].to(self.task.dtype)
+            server, everyone = self.buffers[f"server {g}"], self.buffers[f"everyone {g}"]
+            # held, not copied: nothing else uses its memory before it is read
+            found = group.close(server, broadcast, clients, review, carry, counts[:, 1], everyone)
+            self.buffers.hold(f"result {g}", found)
+
+
+def _aligned(w: Tensor) -> Tensor:
+    """Copy models so that each begins at a multiple of 64 bytes: kernels then load 16 at a time."""
+    *lead, size = w.shape
+    made = w.new_empty((*lead, -(-size // 16) * 16))[..., :size]
+    return made.copy_(w)
+
+
+def grouped(order: Sequence[int], algos: Sequence[Algorithm]) -> list[list[int]]:
+    """Put experiments of one structure together, keeping the order of the first ones."""
+    found: dict[Any, list[int]] = {}
+    for i in order:
+        same = next((key for key in found if key == structure(algos[i])), structure(algos[i]))
+        found.setdefault(same, []).append(i)
+    return list(found.values())
+
+
+def sorting(steps: Tensor) -> Tensor | None:
+    """Tell in which order clients stand with most steps first; None if they do."""
+    if bool((steps[:-1] >= steps[1:]).all()):
+        return None
+    return steps.argsort(descending=True, stable=True)

@@ -1,0 +1,73 @@
+"""Elementwise algebra as few kernels: a function of trees, traced once and compiled.
+
+Rules are written line by line for one client; run as they stand, every line is a pass over [C, P].
+`Fused` records the operations of the first call and, on a CUDA device, lets torch's compiler put
+them into a few kernels.  What cannot be recorded or compiled is called as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from undrift.core.tree import Tree, leaves, rebuild, structure
+
+log = logging.getLogger("undrift")
+
+
+class Fused:
+    """Calls `function(*trees)`; all tensors it reads must be leaves of its arguments.
+
+    It may write into them in place.  Shapes are those of the first call.  Where it cannot be
+    traced, `plain` is called instead.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Tree],
+        name: str,
+        *,
+        compiled: bool,
+        plain: Callable[..., Tree] | None = None,
+    ) -> None:
+        self.function, self.plain = function, plain or function
+        self.name, self.compiled = name, compiled
+        self._made: Callable[..., Any] | None = None
+        self._shape: Any = None  # of what the function returns
+        self._plain = False
+
+    def __call__(self, *trees: Tree) -> Tree:
+        if self._made is None and not self._plain:
+            self._record(trees)
+        if self._made is None:
+            return self.plain(*trees)
+        return rebuild(self._shape, self._made(*leaves(trees)))
+
+    def _record(self, trees: tuple[Tree, ...]) -> None:
+        """Trace on copies, so that what is written in place is written once, later."""
+        shape = structure(trees)
+
+        def flat(*values: Any) -> list[Any]:
+            result = self.function(*rebuild(shape, list(values)))
+            self._shape = structure(result)
+            return leaves(result)
+
+        copies = [v.clone() for v in leaves(trees)]
+        try:
+            traced = make_fx(flat)(*copies)
+            made: Callable[..., Any] = traced
+            if self.compiled:
+                made = torch.compile(traced, fullgraph=True, dynamic=False)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # the compiler's own remarks
+                    made(*copies)
+        except Exception as error:  # any of the tracer's or the compiler's
+            log.info("%s runs unfused (%s: %s)", self.name, type(error).__name__, error)
+            self._plain = True
+            return
+        self._made = made

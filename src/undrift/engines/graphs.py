@@ -1,0 +1,72 @@
+"""CUDA graphs: a function over buffers that stay where they are, recorded once and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from undrift.core.tree import Tree, leaves, tree_map
+
+
+class Piece:
+    """A part of a round.  Called as it is the first time, recorded the second, then replayed.
+
+    The function reads and writes fixed buffers and takes no decision on the host.
+    """
+
+    def __init__(self, function: Callable[[], None], pool: Any) -> None:
+        self.function, self.pool = function, pool
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._called = False
+
+    def __call__(self) -> None:
+        if self._graph is None and self._called and self.pool is not None:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.pool):
+                self.function()
+            self._graph = graph
+        if self._graph is None:
+            self.function()  # the first time kernels are built and tuned, which cannot be recorded
+            self._called = True
+        else:
+            self._graph.replay()
+
+
+class Buffers:
+    """Trees of tensors by name; a name keeps its memory when it is written again."""
+
+    def __init__(self) -> None:
+        self._trees: dict[str, Tree] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._trees[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._trees
+
+    def hold(self, name: str, tree: Tree) -> None:
+        """Take a tree as it is, in memory that somebody else keeps."""
+        self._trees[name] = tree
+
+    def put(self, name: str, tree: Tree) -> Any:
+        """Write a tree; of the first one the shapes are taken."""
+        if name not in self._trees:
+            self._trees[name] = tree_map(own, tree)
+        else:
+            for old, new in zip(leaves(self._trees[name]), leaves(tree), strict=True):
+                old.copy_(new, non_blocking=True)
+        return self._trees[name]
+
+
+def own(value: Any) -> Tensor:
+    """Copy into memory of its own: vmap gives views of what clients share."""
+    made: Tensor = torch.as_tensor(value).detach().clone(memory_format=torch.contiguous_format)
+    return made
+
+
+def graph_pool(device: torch.device) -> Any:
+    """Give the memory that the pieces of a round share; None where there are no graphs."""
+    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None

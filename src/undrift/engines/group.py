@@ -1,0 +1,247 @@
+"""Experiments of one structure: the same sentence of rules, perhaps with other numbers.
+
+A group knows the algebra of its experiments and nothing of where their data lie.  Every tree has
+the axes [E, C, ...]: experiments, clients.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from undrift.core import tree
+from undrift.core.algorithm import (
+    Algorithm,
+    Broadcast,
+    Client,
+    Report,
+    Row,
+    Server,
+    write_broadcast,
+    write_personal,
+)
+from undrift.core.round import (
+    client_begin,
+    client_finish,
+    client_gradient,
+    client_move,
+    client_start,
+    measure,
+)
+from undrift.core.rule import ClientInfo
+from undrift.core.server import server_round
+from undrift.core.task import Batch, Task
+from undrift.core.tree import EMPTY, Tree, leaves, stack, tree_map
+from undrift.core.views import Carry
+from undrift.engines.fused import Fused
+
+
+class NoPasses(Task):
+    """A task that refuses to be run: marks what needs more than elementwise algebra."""
+
+    @classmethod
+    def of(cls, task: Task) -> Task:
+        """Copy a task without its passes."""
+        twin = copy.copy(task)
+        twin.__class__ = cls
+        return twin
+
+    def forward_named(self, *args: Any, **settings: Any) -> Any:
+        """Refuse."""
+        raise NotImplementedError("a rule runs the model in its own half of a step")
+
+
+class Group:
+    """The algebra of E experiments, in calls that see all of them."""
+
+    def __init__(
+        self,
+        algos: Sequence[Algorithm],
+        task: Task,
+        device: torch.device,
+        *,
+        fuse_end: bool = True,
+    ) -> None:
+        self.algo, self.size, self.task = algos[0], len(algos), task
+        same = all(algo == algos[0] for algo in algos)
+        # numbers that differ become tensors with an axis for experiments
+        self.numbers = None if same else tree_map(lambda v: v.to(device), stack(list(algos)))
+        self.compiled = device.type == "cuda"
+        closed = self.each(self._closed)
+        fused = Fused(closed, "the end of a round", compiled=self.compiled)
+        self.close: Callable[..., Any] = fused if fuse_end else closed
+        self._moves: dict[Any, Fused] = {}
+
+    def uses(self, hook: str) -> bool:
+        """Whether some rule has this hook."""
+        return self.algo.uses(hook)
+
+    def each(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Map function(algo, ...) of one experiment over all of them."""
+        if self.size == 1:
+            return lambda *trees: tree_map(
+                lambda v: v[None], function(self.algo, *tree_map(lambda v: v[0], trees))
+            )
+        if self.numbers is None:
+            return vmap(partial(function, self.algo))
+        axes = tree_map(lambda v: 0, self.numbers)  # what is not set has none
+        return lambda *trees: vmap(function, in_dims=(axes, *[0] * len(trees)))(
+            self.numbers, *trees
+        )
+
+    # -- before the steps --------------------------------------------------------------------
+    def open(
+        self, server: Server, info: ClientInfo, state: Tree, steps: Tensor, size: Tensor,
+        seed: Tensor,
+    ) -> tuple[Broadcast, Client]:  # fmt: skip
+        """Write the broadcast."""
+
+        def one(
+            algo: Algorithm, server: Server, info: ClientInfo, size: Tensor, seed: Tensor
+        ) -> Any:
+            broadcast = write_broadcast(algo, server, size, seed)
+            return broadcast, vmap(lambda c: write_personal(algo, server, c))(info)
+
+        broadcast, notes = self.each(one)(server, info, size, seed)
+        nothing = tuple(EMPTY for _ in self.algo.parts)
+        return broadcast, Client(info, notes, state, nothing, nothing[:-1], steps)
+
+    def start(self, broadcast: Broadcast, clients: Client) -> Carry:
+        """Bring everybody to the received model."""
+
+        def one(algo: Algorithm, sent: Broadcast, clients: Client) -> Carry:
+            begun: Carry = vmap(lambda c: client_start(algo, self.task, sent, c))(clients)
+            return begun._replace(state=EMPTY)  # clients keep theirs
+
+        started: Carry = self.each(one)(broadcast, clients)
+        return started
+
+    def begin(self, broadcast: Broadcast, clients: Client, batch: Batch, piece: Tensor) -> Client:
+        """Let rules prepare their states on one piece of everybody's data."""
+
+        def one(algo: Algorithm, sent: Broadcast, clients: Client, batch: Batch) -> Client:
+            begin = lambda c, b: client_begin(algo, self.task, sent, c, b, piece)  # noqa: E731
+            begun: Client = vmap(begin)(clients, batch)
+            return begun
+
+        return self.each(one)(broadcast, clients, batch)
+
+    def look(
+        self, hook: str, broadcast: Broadcast, clients: Client, carry: Carry, batch: Batch,
+        piece: Tensor,
+    ) -> tuple[Tree, ...]:  # fmt: skip
+        """Evaluate a hook on one piece of everybody's data, times its examples."""
+
+        def one(
+            algo: Algorithm, sent: Broadcast, clients: Client, carry: Carry, batch: Batch
+        ) -> Tree:
+            look = lambda c, at, b: measure(hook, algo, self.task, sent, c, at, b, piece)  # noqa: E731
+            return vmap(look)(clients, carry, batch)
+
+        return self.each(one)(broadcast, clients, carry, batch)
+
+    def shared_probes(self, probes: tuple[Tree, ...], size: Tensor) -> tuple[Tree, ...]:
+        """Average the probes that are shared, by size."""
+        return self.each(cohort_mean)(probes, size)
+
+    # -- steps -------------------------------------------------------------------------------
+    def gradient(
+        self, broadcast: Broadcast, clients: Client, carry: Carry, batch: Batch, keys: Tensor
+    ) -> Any:
+        """Take the first half of a step, where rules take part in it."""
+
+        def one(
+            algo: Algorithm, sent: Broadcast, clients: Client, carry: Carry, batch: Batch, keys: Any
+        ) -> Any:
+            def own(client: Client, carry: Carry, batch: Batch, key: Tensor) -> Any:
+                return client_gradient(algo, self.task, sent, client, carry, batch, key)
+
+            return vmap(own)(clients, carry, batch, keys)
+
+        return self.each(one)(broadcast, clients, carry, batch, keys)
+
+    def move(self, whole: bool, everybody: bool) -> Callable[..., Tree]:
+        """Give the second half of a step, which moves what clients hold in place.
+
+        Unless `whole`, some of them are done.  It is fused for everybody alone: when only some
+        still train there is less to do, and every width would have to be compiled.
+        """
+        if not everybody:
+            return self._moving(self.task, whole)
+        if whole not in self._moves:
+            self._moves[whole] = Fused(
+                self._moving(NoPasses.of(self.task), whole),
+                "a local step",
+                compiled=self.compiled,
+                plain=self._moving(self.task, whole),
+            )
+        return self._moves[whole]
+
+    def _moving(self, task: Task, whole: bool) -> Callable[..., Tree]:
+        def one(
+            algo: Algorithm, sent: Broadcast, clients: Client, held: Carry, batch: Batch,
+            keys: Tensor, k: Tensor, found: Any,
+        ) -> Carry:  # fmt: skip
+            def own(client: Client, carry: Carry, batch: Batch, key: Tensor, found: Any) -> Carry:
+                carry = carry._replace(state=client.state)
+                moved = client_move(algo, task, sent, client, carry, batch, key, k, found)
+                return moved._replace(state=EMPTY)
+
+            moved: Carry = vmap(own)(clients, held, batch, keys, found)
+            return moved if whole else tree.where_rows(k < clients.steps, moved, held)
+
+        def move(
+            sent: Broadcast, clients: Client, held: Carry, batch: Batch, keys: Tensor, k: Tensor,
+            found: Any,
+        ) -> Tree:  # fmt: skip
+            moved = self.each(one)(sent, clients, held, batch, keys, k.expand(self.size), found)
+            for old, new in zip(leaves(held), leaves(moved), strict=True):
+                old.copy_(new)
+            return EMPTY
+
+        return move
+
+    # -- after the steps ---------------------------------------------------------------------
+    def _closed(
+        self, algo: Algorithm, server: Server, sent: Broadcast, clients: Client, review: Tree,
+        carry: Carry, population: Tensor, everyone: Tree,
+    ) -> tuple[Server, tuple[Tree, ...], Report, Row]:  # fmt: skip
+        """Sum the reports; what a client that is refused had, it keeps."""
+        clients = clients._replace(review=review)
+        carry = carry._replace(state=clients.state)
+        finish = vmap(lambda one, at: client_finish(algo, self.task, sent, one, at))
+        states, reports, rows = finish(clients, carry)
+        kept = tree.where_rows(rows.accepted, states, clients.state)
+        total = tree_map(lambda v: masked_sum(v, rows.accepted), reports)
+        after = server_round(algo, server, total, rows, clients.info.id, population, everyone)
+        return after, kept, total, rows
+
+
+def masked_sum(rows: Tensor, accepted: Tensor) -> Tensor:
+    """Add the rows of accepted clients in float64, in their order."""
+    mask = accepted.reshape(-1, *[1] * (rows.dim() - 1))
+    return torch.where(mask, rows, 0).sum(0, dtype=torch.float64)
+
+
+def cohort_mean(algo: Algorithm, probes: tuple[Tree, ...], size: Tensor) -> tuple[Tree, ...]:
+    """Average the probes that are shared, by size; what is not finite is left out."""
+
+    def mean(probe: Tree) -> Tree:
+        flat = torch.cat([v.reshape(len(v), -1) for v in leaves(probe)], 1)
+        sound = torch.isfinite(flat).all(1)
+        weight = masked_sum(size, sound)
+
+        def one(rows: Tensor) -> Tensor:
+            weighted = size.reshape(-1, *[1] * (rows.dim() - 1)) * rows
+            return (masked_sum(weighted, sound) / weight).to(rows.dtype)
+
+        return tree_map(one, probe)
+
+    pairs = zip(algo.parts, probes, strict=True)
+    return tuple(mean(probe) if p.shares_probe and leaves(probe) else EMPTY for p, probe in pairs)

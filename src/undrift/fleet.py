@@ -1,0 +1,175 @@
+"""Several trainers, a round at a time, as one batch.
+
+Seeds, hyper-parameters and algorithms of one structure train in the same calls; other structures
+share forward and backward.  Each trainer keeps its own data, states, server and checkpoints, and
+gets the same numbers as alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from undrift.data import Work
+from undrift.data.checks import check_whole
+from undrift.describe import describe
+from undrift.engines.device_round import DeviceRound, Shape
+from undrift.engines.vectorised import Vectorised
+from undrift.errors import ConfigError, UndriftError
+from undrift.rounds import Advance, Opened, RoundResult
+from undrift.trainer import Trainer
+
+log = logging.getLogger("undrift")
+
+
+class Fleet:
+    """Trains several trainers together.
+
+    They need one architecture and loss, one kind of local work and one device; data, partition,
+    cohort, seed and algorithm are their own.
+
+    >>> from torch import nn
+    >>> from undrift import Federation, Task, fedavg, scaffold
+    >>> clients = [(torch.randn(20, 8), torch.randint(0, 3, (20,))) for _ in range(10)]
+    >>> data, task = Federation.of(clients), Task(nn.Linear(8, 3))
+    >>> fleet = Fleet([Trainer(task, data, a) for a in (fedavg(0.1), fedavg(0.2), scaffold(0.1))])
+    >>> [results[-1].round for results in fleet.run(2)]
+    [2, 2, 2]
+    """
+
+    def __init__(self, trainers: Sequence[Trainer]) -> None:
+        if not trainers:
+            raise ConfigError("a fleet needs at least one trainer")
+        why = next((w for t in trainers[1:] if (w := difference(trainers[0], t))), None)
+        why = why or next((w for t in trainers if (w := hindrance(t))), None)
+        if why:
+            raise ConfigError(f"these trainers cannot train as one batch: {why}")
+        self.trainers = list(trainers)
+        share_examples(self.trainers)
+        self._runner: DeviceRound | None = None
+        self._together = True
+
+    def run(self, rounds: int) -> list[list[RoundResult]]:
+        """Train all of them for some rounds; gives the results trainer by trainer."""
+        check_whole("rounds", rounds, low=0)
+        steps = [self.advance() for _ in range(rounds)]
+        return [[step[i].result() for step in steps] for i in range(len(self.trainers))]
+
+    def advance(self) -> list[Advance]:
+        """Train one round of every trainer, without waiting for a device."""
+        if not self._together:
+            return [trainer.advance() for trainer in self.trainers]
+        try:
+            return self._one_round()
+        except UndriftError:
+            raise
+        except Exception as error:
+            log.warning("these runs cannot be one batch (%s); they run one by one", error)
+            self._together = False
+            return self.advance()
+        finally:
+            for trainer in self.trainers:
+                trainer.settle()
+
+    def _one_round(self) -> list[Advance]:
+        opened = [trainer.open_round() for trainer in self.trainers]
+        turns = []
+        for trainer, one in zip(self.trainers, opened, strict=True):
+            population = trainer.roster.count
+            turns.append(
+                _engine(trainer).turn(
+                    trainer.algorithm, one.server, one.cohort, population, one.everyone
+                )
+            )
+        found = self._runner_for(opened).run(turns)
+        closed = []
+        for trainer, one, turn, done in zip(self.trainers, opened, turns, found, strict=True):
+            server, outcome = _engine(trainer).take(one.cohort, turn, done)
+            closed.append(trainer.close_round(one, server, outcome))
+        return closed
+
+    def _runner_for(self, opened: Sequence[Opened]) -> DeviceRound:
+        """Find the buffers that hold these cohorts, or make some."""
+        shapes = [
+            _engine(trainer).shape(trainer.algorithm, one.cohort)
+            for trainer, one in zip(self.trainers, opened, strict=True)
+        ]
+        wanted = shapes[0]
+        for shape in shapes[1:]:
+            wanted = wanted.joined(shape)
+        if self._runner is None or not _fits(self._runner.shape, wanted):
+            engines = [_engine(trainer) for trainer in self.trainers]
+            algos = [trainer.algorithm for trainer in self.trainers]
+            plan = self.trainers[0].roster.work
+            self._runner = DeviceRound(
+                engines, algos, plan if isinstance(plan, Work) else Work(), wanted
+            )
+        return self._runner
+
+
+def _fits(room: Shape, wanted: Shape) -> bool:
+    return room.holds(wanted._replace(clients=room.clients)) and wanted.clients <= room.clients
+
+
+def _engine(trainer: Trainer) -> Vectorised:
+    assert isinstance(trainer.engine, Vectorised)
+    return trainer.engine
+
+
+def hindrance(trainer: Trainer) -> str | None:
+    """Tell why a trainer cannot be one of several in a batch; None if it can."""
+    if not isinstance(trainer.engine, Vectorised):
+        return "the reference engine trains one client at a time"
+    if not trainer.engine.is_resident:
+        return "examples are read from disk"
+    return None
+
+
+def difference(one: Trainer, other: Trainer) -> str | None:
+    """Tell what keeps two trainers from sharing a batch; None if nothing does."""
+    a, b = _common(one), _common(other)
+    return next((f"{name}: {a[name]} and {b[name]}" for name in a if a[name] != b[name]), None)
+
+
+def _common(trainer: Trainer) -> dict[str, Any]:
+    """List what all trainers of a fleet have in common."""
+    task = trainer.task
+    kinds = [type(m).__qualname__ for m in task.module.modules()]
+    frozen = [p for p in task.module.parameters() if not p.requires_grad]
+    return {
+        "module": (str(task.original), kinds),
+        "parameters": (task.names, task.shapes),
+        "frozen parameters": [p.tolist() for p in frozen],
+        "loss": task.loss if task.loss_name == "<lambda>" else task.loss_name,
+        "metrics": list(task.metrics),
+        "feature": task.feature,
+        "augmentation": None if task.augment is None else describe(task.augment),
+        "precision": (task.dtype, task.seam),
+        "device": trainer.engine.device,
+        "local work": trainer.roster.work,
+        "engine": type(trainer.engine).__name__,
+    }
+
+
+def share_examples(trainers: Sequence[Trainer]) -> None:
+    """Let trainers with equal examples hold them once."""
+    pools: list[Any] = []
+    for trainer in trainers:
+        own = trainer.federation
+        same = next((p for p in pools if _equal(p.x, own.x) and _equal(p.y, own.y)), None)
+        if same is None:
+            pools.append(own)
+        elif same.x is not own.x or same.y is not own.y:
+            shared = replace(own, x=same.x, y=same.y)
+            trainer.federation = trainer.roster.federation = trainer.engine.federation = shared
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return a is b or (a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b))
+
+
+__all__ = ["Fleet", "difference", "hindrance"]

@@ -1,0 +1,276 @@
+"""A cohort's linear layer and its gradients, by the kernels.
+
+Shapes.  x [C, R, in], w [C, out, in] (clients may lie far apart), b [C, out], g [C, R, out].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from undrift.kernels import interpreted
+from undrift.kernels.interpreter import mend
+from undrift.kernels.launches import ROUNDING
+from undrift.kernels.problem import TYPES, power
+from undrift.kernels.programs import linear as programs
+from undrift.kernels.trials import largest, relative
+from undrift.kernels.tuner import Configuration, Launch, Trial, configuration, on_device
+
+if interpreted():
+    mend()
+
+KINDS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+MOST_ROWS = 128  # more than that, and the layer is bound by arithmetic: torch's products do well
+Rate = float | Tensor  # of everybody, or [C]
+
+
+class LinearProblem(NamedTuple):
+    """A cohort's linear layer."""
+
+    clients: int
+    rows: int
+    inputs: int
+    outputs: int
+    precision: str
+
+    @property
+    def operand(self) -> torch.dtype:
+        """The type of the operands."""
+        return TYPES[self.precision]
+
+    @property
+    def operations(self) -> float:
+        """Additions and multiplications of one pass."""
+        return 2.0 * self.clients * self.rows * self.inputs * self.outputs
+
+    def key(self) -> str:
+        """Name the problem; cohorts and batches of similar size share a name."""
+        sizes = f"{power(self.clients, 1)}x{power(self.rows)} {self.inputs}->{self.outputs}"
+        return f"{sizes} {self.precision}"
+
+
+def takes(p: LinearProblem, w: Tensor) -> bool:
+    """Whether the kernels do this."""
+    dense = w.stride(2) == 1 and w.stride(1) == p.inputs
+    small = p.rows * max(p.inputs, p.outputs) < 2**31 and p.inputs * p.outputs < 2**31
+    return dense and small and 0 < p.rows <= MOST_ROWS and p.clients <= 65535
+
+
+def _constants(p: LinearProblem, kind: torch.dtype, config: Configuration) -> dict[str, Any]:
+    return dict(
+        IN=p.inputs, OUT=p.outputs, KIND=KINDS[kind], PRECISION=ROUNDING[p.precision],
+        BR=power(p.rows), **config,
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------- forward
+def forward(
+    p: LinearProblem, x: Tensor, w: Tensor, b: Tensor | None, result: torch.dtype
+) -> Tensor:
+    """Give y = x w^T + b in the type `result`."""
+    with on_device(x):
+        x = x if x.stride(2) == 1 else x.contiguous()
+        config = configuration(
+            "linear", p, x.device, _forward_candidates(p), lambda: _forward_trial(p, x.device)
+        )
+        y = torch.empty((p.clients, p.rows, p.outputs), dtype=result, device=x.device)
+        for launch in _forward_launches(p, config, x, w, b, y, None):
+            launch.run()
+        return y
+
+
+def _forward_launches(
+    p: LinearProblem, config: Configuration, x: Tensor, w: Tensor, b: Tensor | None, y: Tensor,
+    parts: Tensor | None,
+) -> list[Launch]:  # fmt: skip
+    split, bias = config["SPLIT"], y if b is None else b
+    if parts is None:
+        parts = torch.empty((split, *y.shape), device=x.device) if split > 1 else y
+    strides = (x.stride(0), x.stride(1), w.stride(0), bias.stride(0))
+    product = Launch(
+        programs.linear, (-(-p.outputs // config["BO"]), p.clients, split),
+        (x, w, bias, y if split == 1 else parts, p.clients, p.rows, *strides),
+        dict(_constants(p, p.operand, config), BIAS=b is not None),
+    )  # fmt: skip
+    if split == 1:
+        return [product]
+    block = 512
+    total = Launch(
+        programs.sum_splits, (-(-p.rows * p.outputs // block), p.clients),
+        (parts, bias, y, p.clients, p.rows, bias.stride(0)),
+        dict(OUT=p.outputs, BIAS=b is not None, SPLIT=split, BLOCK=block, num_warps=4),
+    )  # fmt: skip
+    return [product, total]
+
+
+def _forward_candidates(p: LinearProblem) -> list[Configuration]:
+    # (outputs of a tile, inputs of a step, warps, stages)
+    tiles = [(64, 64, 4, 4), (64, 128, 4, 3), (128, 64, 4, 3), (128, 64, 8, 4)]
+    if p.precision == "float32":
+        tiles = [(32, 32, 4, 2), (64, 32, 4, 2)]
+    if interpreted():
+        tiles = [(32, 32, 4, 2)]
+    found = []
+    for bo, bk, warps, stages in tiles:
+        alone = p.clients * -(-p.outputs // bo)
+        for wanted in (1, 600):  # programs in all; a card runs some hundreds at a time
+            split = max(1, min(wanted // alone, p.inputs // (2 * bk)))
+            tile = dict(SPLIT=split, BO=bo, BK=bk, num_warps=warps, num_stages=stages)
+            found += [] if tile in found else [tile]
+    return found
+
+
+def _forward_trial(p: LinearProblem, device: torch.device) -> Trial:
+    x, w, b, _ = _random(p, device)
+    y = torch.empty((p.clients, p.rows, p.outputs), device=device)
+    options = _forward_candidates(p)
+    most = max(config["SPLIT"] for config in options)
+    parts = torch.empty((most, *y.shape), device=device)
+
+    def error() -> float:
+        kind = p.operand
+        wanted = torch.baddbmm(
+            b[:, None].double(), x.to(kind).double(), w.to(kind).double().transpose(1, 2)
+        )
+        return relative(y, wanted) if bool(y.isfinite().all()) else float("inf")
+
+    return Trial(
+        options,
+        lambda c: _forward_launches(p, c, x, w, b, y, parts),
+        [y, parts],
+        error,
+        p.precision,
+    )
+
+
+# -------------------------------------------------------------------------------------- backward
+def backward(
+    p: LinearProblem, g: Tensor, x: Tensor, w: Tensor, needs: Sequence[bool], result: torch.dtype
+) -> list[Tensor]:
+    """Give the gradients by x (in the type `result`), w and b that are needed."""
+    with on_device(g):
+        g, x = g.contiguous(), x if x.stride(2) == 1 else x.contiguous()
+        gx, dw, db = _outputs(p, g.device, result)
+        config = _backward_config(p, g.device, move=False)
+        _backward_launch(p, config, g, x, w, gx, dw, db, needs).run()
+        return [t for t, need in zip((gx, dw, db), needs, strict=True) if need]
+
+
+def descend(
+    p: LinearProblem, g: Tensor, x: Tensor, w: Tensor, b: Tensor | None, lr: Rate, keep: Rate,
+    by_input: bool, result: torch.dtype,
+) -> Tensor | None:  # fmt: skip
+    """Move w and b by an SGD step, in place; give the gradient by x if it is needed."""
+    with on_device(g):
+        g, x = g.contiguous(), x if x.stride(2) == 1 else x.contiguous()
+        size = (p.clients, p.rows, p.inputs) if by_input else (1,)
+        gx = torch.empty(size, dtype=result, device=g.device)
+        bias, needs = w if b is None else b, (by_input, True, b is not None)
+        config = _backward_config(p, g.device, move=True)
+        _backward_launch(p, config, g, x, w, gx, w, bias, needs, (lr, keep)).run()
+        return gx if by_input else None
+
+
+def _outputs(
+    p: LinearProblem, device: torch.device, result: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        torch.empty((p.clients, p.rows, p.inputs), dtype=result, device=device),
+        torch.empty((p.clients, p.outputs, p.inputs), device=device),
+        torch.empty((p.clients, p.outputs), device=device),
+    )
+
+
+def _backward_config(p: LinearProblem, device: torch.device, move: bool) -> Configuration:
+    name, trial = ("linear step", _step_trial) if move else ("linear backward", _backward_trial)
+    return configuration(name, p, device, _backward_candidates(p), lambda: trial(p, device))
+
+
+def _half(p: LinearProblem) -> torch.dtype:
+    """Give the type that operands of the backward pass are rounded to."""
+    return torch.float16 if p.precision == "tf32" else p.operand
+
+
+def _backward_launch(
+    p: LinearProblem, config: Configuration, g: Tensor, x: Tensor, w: Tensor, gx: Tensor,
+    dw: Tensor, b: Tensor, needs: Sequence[bool], rates: tuple[Rate, Rate] | None = None,
+) -> Launch:  # fmt: skip
+    lr, keep = rates or (0.0, 1.0)
+    half = p.precision == "tf32"
+    peaks = largest(g) if half else g
+    strides = (x.stride(0), x.stride(1), w.stride(0), b.stride(0))
+    arguments = (g, x, w, b, gx, dw, lr, keep, peaks, p.rows, *strides)
+    constants = dict(
+        _constants(p, _half(p), config), BY_INPUT=bool(needs[0]), BIAS=bool(needs[2]),
+        MOVE=rates is not None, RATES=isinstance(lr, Tensor), KEEPS=isinstance(keep, Tensor),
+        HALF=half,
+    )  # fmt: skip
+    grid = (-(-p.inputs // config["BI"]), p.clients)
+    return Launch(programs.linear_backward, grid, arguments, constants)
+
+
+def _backward_candidates(p: LinearProblem) -> list[Configuration]:
+    # (inputs and outputs of a tile, warps, stages)
+    tiles = [(128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 8, 3), (128, 128, 8, 1), (128, 32, 4, 3)]
+    tiles += [(64, 32, 4, 3), (256, 32, 8, 2), (64, 64, 4, 4), (64, 128, 4, 2)]
+    if p.precision == "float32":
+        tiles = [(64, 32, 4, 1), (64, 32, 8, 1), (32, 32, 4, 2)]
+    if interpreted():
+        tiles = [(32, 32, 4, 2)]
+    return [dict(BI=bi, BO=bo, num_warps=w, num_stages=s) for bi, bo, w, s in tiles]
+
+
+def _wanted(p: LinearProblem, g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    narrow, kind = g.to(p.operand).double(), p.operand
+    by_weight = narrow.transpose(1, 2) @ x.to(kind).double()
+    return narrow @ w.to(kind).double(), by_weight, g.double().sum(1)
+
+
+def _backward_trial(p: LinearProblem, device: torch.device) -> Trial:
+    x, w, _, g = _random(p, device)
+    outputs = _outputs(p, device, torch.float32)
+
+    def launches(config: Configuration) -> list[Launch]:
+        return [_backward_launch(p, config, g, x, w, *outputs, (True, True, True))]
+
+    def error() -> float:
+        worst = max(map(relative, outputs, _wanted(p, g, x, w)))
+        return worst if all(bool(t.isfinite().all()) for t in outputs) else float("inf")
+
+    return Trial(_backward_candidates(p), launches, outputs, error, p.precision)
+
+
+def _step_trial(p: LinearProblem, device: torch.device) -> Trial:
+    x, w, b, g = _random(p, device)
+    gx, moved, bias = _outputs(p, device, torch.float32)
+    rates = torch.full((p.clients,), 0.5, device=device)
+
+    def launches(config: Configuration) -> list[Launch]:
+        every = (True, True, True)
+        return [_backward_launch(p, config, g, x, moved, gx, moved, bias, every, (rates, 1.0))]
+
+    def error() -> float:
+        by_input, by_weight, by_bias = _wanted(p, g, x, w)
+        wanted = (by_input, w - 0.5 * by_weight, b - 0.5 * by_bias)
+        worst = max(map(relative, (gx, moved, bias), wanted))
+        return worst if bool(gx.isfinite().all() and moved.isfinite().all()) else float("inf")
+
+    def prepare() -> None:
+        moved.copy_(w)
+        bias.copy_(b)
+
+    outputs = (gx, moved, bias)
+    return Trial(_backward_candidates(p), launches, outputs, error, p.precision, prepare)
+
+
+def _random(p: LinearProblem, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    source = torch.Generator(device).manual_seed(7)
+    sizes = ((p.rows, p.inputs), (p.outputs, p.inputs), (p.outputs,), (p.rows, p.outputs))
+    x, w, b, g = (
+        torch.randn((p.clients, *size), generator=source, device=device) for size in sizes
+    )
+    return x.to(p.operand), w, b, g

@@ -1,0 +1,119 @@
+"""Linear layers of a cohort: every weight is read once, as float32, and rounded on the way.
+
+With few rows per client these layers are bound by memory, and the weights are most of it.
+"""
+
+import triton
+import triton.language as tl
+
+from undrift.kernels.programs.half import headroom
+from undrift.kernels.programs.step import settle, step_of
+
+
+@triton.jit(do_not_specialize=["clients", "R"])
+def linear(
+    x, w, bias, y, clients, R, x_client, x_row, w_client, b_client,
+    IN: tl.constexpr, OUT: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr,
+    PRECISION: tl.constexpr, SPLIT: tl.constexpr, BR: tl.constexpr, BO: tl.constexpr,
+    BK: tl.constexpr,
+):  # fmt: skip
+    """y[client, row, o] = x w^T + bias; SPLIT > 1: parts of the sum, [split, client, row, o]."""
+    EVEN: tl.constexpr = (IN % (BK * SPLIT) == 0) and (OUT % BO == 0)
+    STEPS: tl.constexpr = (IN + BK * SPLIT - 1) // (BK * SPLIT)
+    split = tl.program_id(2)
+    client = tl.program_id(1).to(tl.int64)
+    o = tl.program_id(0) * BO + tl.arange(0, BO)
+    r = tl.arange(0, BR)
+    k = tl.arange(0, BK)
+    inputs = x + client * x_client + r[:, None] * x_row
+    weights = w + client * w_client + o[:, None] * IN
+    total = tl.zeros((BO, BR), tl.float32)
+    for step in range(split * STEPS, split * STEPS + STEPS):
+        at = (step * BK + k)[None, :]
+        if EVEN:
+            a = tl.load(weights + at)
+            b = tl.load(inputs + at, mask=(r < R)[:, None], other=0.0)
+        else:
+            a = tl.load(weights + at, mask=(o < OUT)[:, None] & (at < IN), other=0.0)
+            b = tl.load(inputs + at, mask=(r < R)[:, None] & (at < IN), other=0.0)
+        total = tl.dot(a.to(KIND), tl.trans(b.to(KIND)), total, input_precision=PRECISION)
+    if BIAS and SPLIT == 1:
+        total += tl.load(bias + client * b_client + o, mask=o < OUT, other=0.0)[:, None]
+    to = y + ((split * clients + client) * R + r[None, :]) * OUT + o[:, None]
+    tl.store(to, total.to(y.dtype.element_ty), mask=(r < R)[None, :] & (o < OUT)[:, None])
+
+
+@triton.jit(do_not_specialize=["clients", "R"])
+def sum_splits(
+    parts, bias, y, clients, R, b_client,
+    OUT: tl.constexpr, BIAS: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """y[client, row, o] = bias + the sum of parts[split, client, row, o]."""
+    client = tl.program_id(1).to(tl.int64)
+    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    real = e < R * OUT
+    total = tl.zeros((BLOCK,), tl.float32)
+    for split in range(SPLIT):
+        total += tl.load(parts + (split * clients + client) * (R * OUT) + e, mask=real, other=0.0)
+    if BIAS:
+        total += tl.load(bias + client * b_client + e % OUT, mask=real, other=0.0)
+    tl.store(y + client * (R * OUT) + e, total.to(y.dtype.element_ty), mask=real)
+
+
+@triton.jit(do_not_specialize=["R"])
+def linear_backward(
+    g, x, w, b, gx, dw, lr, keep, peaks, R, x_client, x_row, w_client, b_client,
+    IN: tl.constexpr, OUT: tl.constexpr, BY_INPUT: tl.constexpr, BIAS: tl.constexpr,
+    MOVE: tl.constexpr, RATES: tl.constexpr, KEEPS: tl.constexpr, KIND: tl.constexpr,
+    HALF: tl.constexpr, PRECISION: tl.constexpr, BR: tl.constexpr, BI: tl.constexpr,
+    BO: tl.constexpr,
+):  # fmt: skip
+    """One pass over w: gx = g w, and g^T x goes into dw or, MOVE, takes w an SGD step further.
+
+    b is where the gradient by the bias goes, or what moves.  HALF: float32 operands are rounded to
+    fp16, which has the mantissa of tf32 (matrix units cannot read 32-bit operands transposed); the
+    gradient is brought into its range by a power of two.
+    """
+    EVEN: tl.constexpr = (IN % BI == 0) and (OUT % BO == 0)
+    tile = tl.program_id(0)
+    client = tl.program_id(1).to(tl.int64)
+    i = tile * BI + tl.arange(0, BI)
+    r = tl.arange(0, BR)
+    here = (r < R)[:, None]
+    inputs = tl.load(
+        x + client * x_client + r[:, None] * x_row + i[None, :], mask=here & (i < IN)[None, :],
+        other=0.0,
+    ).to(KIND)  # fmt: skip
+    rate, kept = step_of(lr, keep, client, MOVE, RATES, KEEPS)
+    scale = 1.0
+    unscale = 1.0
+    if HALF:
+        scale, unscale = headroom(tl.load(peaks + client))
+    total = tl.zeros((BR, BI), tl.float32)
+    for first in range(0, OUT, BO):
+        o = first + tl.arange(0, BO)
+        wide = tl.load(
+            g + (client * R + r[:, None]) * OUT + o[None, :],
+            mask=here & (o < OUT)[None, :],
+            other=0.0,
+        )
+        rows = (wide.to(tl.float32) * scale).to(KIND) if HALF else wide.to(KIND)
+        at = client * w_client + o[:, None] * IN + i[None, :]
+        real = (o < OUT)[:, None] & (i < IN)[None, :]
+        if BY_INPUT or MOVE:
+            weights = tl.load(w + at) if EVEN else tl.load(w + at, mask=real, other=0.0)
+        if BY_INPUT:
+            total = tl.dot(rows, weights.to(KIND), total, input_precision=PRECISION)
+        change = tl.dot(tl.trans(rows), inputs, input_precision=PRECISION) * unscale
+        if MOVE:
+            moved = kept * weights - tl.where(rate == 0, 0.0, rate * change)
+            tl.store(w + at, moved, mask=real)
+        else:
+            tl.store(dw + (client * OUT + o[:, None]) * IN + i[None, :], change, mask=real)
+        if BIAS and tile == 0:
+            slope = tl.sum(wide.to(tl.float32), 0)
+            settle(b + client * b_client + o, slope, o < OUT, rate, kept, MOVE)
+    if BY_INPUT:
+        to = gx + (client * R + r[:, None]) * IN + i[None, :]
+        total = total * unscale
+        tl.store(to, total.to(gx.dtype.element_ty), mask=here & (i < IN)[None, :])

@@ -1,0 +1,173 @@
+"""Which configuration of a kernel is fastest here, found out once per device and problem.
+
+Every candidate is compared with torch on poisoned memory before its time counts: a compiler may
+well turn a legal configuration into one that writes zeros.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from undrift.kernels import interpreted
+
+log = logging.getLogger("undrift")
+
+Configuration = dict[str, Any]
+
+chosen: dict[str, Configuration] = {}  # by kernel, problem and device
+timings: dict[str, list[Timing]] = {}  # of all candidates, the fastest first
+
+SMALL = 3e8  # operations that are over before a launch is: not worth a choice
+TOLERANCE = {"float32": 1e-5, "tf32": 2e-3, "fp16": 2e-3, "bf16": 1e-2}
+REPEATS = 7
+
+
+class Timing(NamedTuple):
+    """How a candidate did."""
+
+    milliseconds: float  # infinite if it failed or was wrong
+    error: float  # against torch; NaN if it did not run
+    configuration: Configuration
+
+
+class Launch(NamedTuple):
+    """A program and what it is called with."""
+
+    program: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+
+    def run(self) -> None:
+        """Put it on the current stream."""
+        self.program[self.grid](*self.arguments, **self.constants)
+
+    def compile(self) -> None:
+        """Compile it without running it."""
+        self.program.warmup(*self.arguments, grid=self.grid, **self.constants)
+
+
+class Trial(NamedTuple):
+    """A kernel on random inputs, to be timed and compared."""
+
+    candidates: Sequence[Configuration]
+    launches: Callable[[Configuration], Sequence[Launch]]
+    outputs: Sequence[Tensor]
+    error: Callable[[], float]  # relative, of what lies in the outputs
+    precision: str
+    prepare: Callable[[], object] = lambda: None  # puts back what a launch changes
+
+
+def on_device(tensor: Tensor) -> Any:
+    """Make a tensor's device the current one."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+
+
+def configuration(
+    name: str, problem: Any, device: torch.device, candidates: Sequence[Configuration],
+    trial: Callable[[], Trial],
+) -> Configuration:  # fmt: skip
+    """Give the configuration to use, after a trial if there has been none.
+
+    While a CUDA graph is captured nothing can be tried: the first candidate serves.
+    """
+    full = full_key(name, problem.key(), device)
+    if full in chosen:
+        return chosen[full]
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return candidates[0]
+    made = trial()
+    if problem.operations < SMALL:
+        chosen[full] = first_right(full, made)
+    else:
+        compile_all([made])
+        chosen[full] = tune(full, made)
+    return chosen[full]
+
+
+def first_right(key: str, trial: Trial) -> Configuration:
+    """Give the first candidate that works and is right."""
+    for candidate in trial.candidates:
+        if _try(trial, candidate, timed=False).milliseconds < float("inf"):
+            return candidate
+    raise _nothing_works(key)
+
+
+def _nothing_works(key: str) -> RuntimeError:
+    return RuntimeError(f"no configuration of the kernel works here: {key}")
+
+
+def full_key(name: str, key: str, device: torch.device) -> str:
+    """Name a kernel, its problem and the device."""
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return f"{name}: {key}, {card}"
+
+
+def compile_all(trials: Iterable[Trial]) -> None:
+    """Compile all candidates side by side; those that cannot be compiled fail later, by name."""
+    if interpreted():
+        return
+    import triton
+
+    with (
+        ThreadPoolExecutor(os.cpu_count()) as pool,
+        triton.AsyncCompileMode(pool, ignore_errors=True),
+    ):
+        for trial in trials:
+            for candidate in trial.candidates:
+                for launch in trial.launches(candidate):
+                    launch.compile()
+
+
+def tune(key: str, trial: Trial) -> Configuration:
+    """Time the candidates that are right, and give the fastest."""
+    found = sorted((_try(trial, c) for c in trial.candidates), key=lambda t: t.milliseconds)
+    timings[key] = found
+    for timing in found:
+        if timing.milliseconds == float("inf"):
+            log.debug("%s: %s failed (error %.1e)", key, timing.configuration, timing.error)
+    best = found[0]
+    if best.milliseconds == float("inf"):
+        raise _nothing_works(key)
+    log.debug("%s: %s, %.3f ms", key, best.configuration, best.milliseconds)
+    return best.configuration
+
+
+def _try(trial: Trial, candidate: Configuration, timed: bool = True) -> Timing:
+    error = float("nan")
+    try:
+        launches = trial.launches(candidate)
+        for output in trial.outputs:
+            output.fill_(float("nan") if output.is_floating_point() else 77)
+        trial.prepare()
+        for launch in launches:
+            launch.run()
+        error = trial.error()
+        if not error < TOLERANCE[trial.precision]:
+            return Timing(float("inf"), error, candidate)
+        return Timing(_time(launches) if timed else 0.0, error, candidate)
+    except Exception as trouble:  # whatever a compiler or a driver may raise
+        log.debug("%s failed: %s", candidate, str(trouble)[:200])
+        return Timing(float("inf"), error, candidate)
+
+
+def _time(launches: Sequence[Launch]) -> float:
+    if not torch.cuda.is_available():
+        return 0.0
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(4_000_000)  # the host runs ahead, so that short kernels show no gaps
+    begin.record()
+    for _ in range(REPEATS):
+        for launch in launches:
+            launch.run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / REPEATS

@@ -1,0 +1,152 @@
+"""A round without a decision on the host, on a CPU: the same numbers as one client at a time."""
+
+import pytest
+import torch
+from torch import nn
+
+import undrift as fl
+from undrift.engines.device_round import DeviceRound, Shape
+from undrift.engines.fused import Fused
+from undrift.rules.named import catalogue
+from undrift.testing.compare import distance
+from undrift.testing.world import numbers
+
+SIZES = (9, 14, 5, 20, 11, 7, 1)
+# settings that a small world needs
+SPECIAL = {
+    "qfedsgd": {"work": fl.Work(steps=1, batch=None)},
+    "vrlsgd": {"sampler": fl.Everyone()},
+    "fedpd": {"sampler": fl.Everyone()},
+}
+BUILDS = {"fedvra_u": lambda: fl.fedvra_u(0.05, objective=fl.PseudoLabels(classes=3, every=2))}
+
+
+def world(algorithm, dropout=0.2, **settings) -> fl.Trainer:
+    maker = torch.Generator().manual_seed(1)
+    clients = [
+        (torch.randn(n, 6, generator=maker).double(), torch.randint(0, 3, (n,), generator=maker))
+        for n in SIZES
+    ]
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Dropout(dropout), nn.Linear(5, 3))
+    task = fl.Task(net, dtype=torch.float64, feature="0")
+    chosen = {"work": fl.Work(epochs=2, batch=4), "sampler": fl.Uniform(4), **settings}
+    return fl.Trainer(task, fl.Federation.of(clients), algorithm, seed=5, **chosen)
+
+
+def agree(one: fl.Trainer, other: fl.Trainer, rounds: int = 3) -> None:
+    for a, b in zip(one.run(rounds), other.run(rounds), strict=True):
+        assert (a.ids, a.skipped, a.steps) == (b.ids, b.skipped, b.steps)
+        assert (a.floats_down, a.floats_up) == (b.floats_down, b.floats_up)
+        assert a.loss == pytest.approx(b.loss, abs=1e-12)
+        assert a.scores == pytest.approx(b.scores, abs=1e-12)
+    wanted = numbers(one)
+    for name, value in numbers(other).items():
+        assert distance([value], [wanted[name]]) < 1e-12, name
+
+
+@pytest.mark.parametrize("name", [n for n in catalogue() if not n.startswith("comfed:")])
+def test_every_algorithm_is_the_reference(name):
+    build = BUILDS.get(name, lambda: catalogue()[name].build(lr=0.05))
+    special = SPECIAL.get(name, {})
+    fast = world(build(), graph=True, **special)
+    agree(world(build(), engine="reference", **special), fast)
+    assert fast.engine.plan()["graph"]
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        fl.Work(epochs=(1, 3), batch=4),
+        fl.Work(epochs=2, batch=3, last="drop"),
+        fl.Work(epochs=2, batch=6, last="bootstrap"),
+        fl.Work(steps=7, batch=4),
+        fl.Work(steps=(1, 9), batch=None),
+    ],
+)
+@pytest.mark.parametrize("in_place", [True, False])
+def test_any_work(work, in_place):
+    algorithm = fl.fedavg(local=fl.sgd(0.1, weight_decay=0.1, lr_decay=0.9))
+    agree(
+        world(algorithm, engine="reference", work=work),
+        world(algorithm, graph=True, work=work, in_place=in_place),
+    )
+
+
+def test_a_cohort_of_changing_size_is_padded():
+    algorithm, chance = fl.scaffold(0.1), fl.Bernoulli(0.6)
+    fast = world(algorithm, graph=True, sampler=chance)
+    agree(world(algorithm, engine="reference", sampler=chance), fast, rounds=8)
+
+
+def test_buffers_are_kept_while_a_cohort_fits():
+    room = fl.Work(epochs=1, batch=4).room(torch.tensor([20]))
+    shape = Shape(40, room, 0)
+    assert shape.holds(shape._replace(clients=35))
+    assert not shape.holds(shape._replace(clients=34))  # would waste more than an eighth
+    assert not shape.holds(shape._replace(clients=41))
+
+
+def test_a_client_that_is_not_finite_is_left_out():
+    def broken(**settings) -> fl.Trainer:
+        made = world(fl.scaffold(0.1), dropout=0.0, sampler=fl.Everyone(), **settings)
+        made.federation.x[made.federation.members[:9]] = torch.inf
+        return made
+
+    one, other = broken(engine="reference"), broken(graph=True)
+    agree(one, other)
+    assert other.round().skipped == [0]
+
+
+def test_rounds_read_later_are_rounds_read_at_once():
+    one, other = (world(fl.feddyn(0.1), graph=True) for _ in range(2))
+    together = [r._replace(seconds=0) for r in one.run(4)]
+    assert together == [other.round()._replace(seconds=0) for _ in range(4)]
+
+
+def test_a_model_that_was_read_stays():
+    trainer = world(fl.fedavgm(0.1), graph=True)
+    trainer.run(2)
+    server = trainer.server
+    kept = server.w.clone()
+    trainer.run(2)
+    assert torch.equal(server.w, kept) and not torch.equal(trainer.server.w, kept)
+
+
+def test_it_goes_on_from_a_checkpoint(tmp_path):
+    whole, first = (world(fl.adabest(0.1), graph=True) for _ in range(2))
+    whole.run(5)
+    first.run(3)
+    first.save(tmp_path)
+    second = world(fl.adabest(0.1), graph=True)
+    assert second.load(tmp_path)
+    second.run(2)
+    assert torch.equal(second.server.w, whole.server.w)
+
+
+def test_what_cannot_be_traced_runs_as_it_is():
+    seen = Fused(lambda a: a * float(a.sum()), "a test", compiled=False)
+    assert torch.equal(seen(torch.ones(3)), torch.full((3,), 3.0))
+    assert torch.equal(seen(torch.full((3,), 2.0)), torch.full((3,), 12.0))
+
+
+def test_a_traced_function_writes_in_place_once():
+    def add_one(a, b):
+        a.add_(1)
+        return a + b
+
+    fused = Fused(add_one, "a test", compiled=False)
+    a = torch.zeros(2)
+    for wanted in (1.0, 2.0, 3.0):
+        result = fused(a, torch.ones(2))
+        assert a.tolist() == [wanted] * 2 and result.tolist() == [wanted + 1] * 2
+
+
+def test_a_round_that_cannot_be_captured_runs_piece_by_piece(monkeypatch, caplog):
+    def fails(self, *arguments):
+        raise RuntimeError("no such thing here")
+
+    monkeypatch.setattr(DeviceRound, "run", fails)
+    fast = world(fl.scaffold(0.1), graph=True)
+    agree(world(fl.scaffold(0.1), engine="reference"), fast)
+    assert "no such thing here" in caplog.text and not fast.engine.plan()["graph"]

@@ -1,0 +1,139 @@
+"""Linear layers and steps by the kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+from torch.nn import functional as F
+
+pytest.importorskip("triton", reason="the kernels need triton")
+
+from undrift.core.blocks import moving
+from undrift.core.convolution import Seam, Way
+from undrift.core.dense import dense
+from undrift.core.linear import Descent, take_step
+from undrift.core.ops import Pass
+from undrift.core.task import Task
+from undrift.kernels import linear
+from undrift.kernels.linear import LinearProblem
+from undrift.testing.compare import distance
+
+C = 2
+BOUND = {"float32": 1e-5, "fp16": 4e-3, "tf32": 4e-3}
+
+
+def error_of(trial, config) -> float:
+    for output in trial.outputs:
+        output.fill_(float("nan"))
+    trial.prepare()
+    for launch in trial.launches(config):
+        launch.run()
+    return trial.error()
+
+
+@pytest.mark.parametrize("precision", ["float32", "fp16", "tf32"])
+@pytest.mark.parametrize("sizes", [(2, 3, 50, 20), (3, 17, 64, 32), (1, 1, 7, 70)])
+def test_programs(sizes, precision, device):
+    p = LinearProblem(*sizes, precision)
+    forward, backward = linear._forward_trial(p, device), linear._backward_trial(p, device)
+    tile = dict(num_warps=4, num_stages=2)
+    most = max(c["SPLIT"] for c in forward.candidates)
+    for split in {1, most}:
+        config = dict(tile, SPLIT=split, BO=32, BK=16)
+        assert error_of(forward, config) < BOUND[precision], config
+    assert error_of(backward, dict(tile, BI=32, BO=16)) < BOUND[precision]
+    assert error_of(linear._step_trial(p, device), dict(tile, BI=32, BO=32)) < BOUND[precision]
+    backward.outputs[1][-1, 0, 0] += 1
+    assert backward.error() > 1e-3, "the comparison must be able to fail"
+
+
+def rows_of(*sizes: int, device) -> Tensor:
+    source = torch.Generator().manual_seed(sum(sizes))
+    return torch.randn(sizes, generator=source).half().float().to(device)
+
+
+@pytest.mark.parametrize("precision", ["float32", "fp16"])
+def test_every_mode(precision, device):
+    matrix = rows_of(C, 4 * 9 + 4 + 3, device=device)
+    w, b, x = matrix[:, 2:38].view(C, 4, 9), matrix[:, -4:], rows_of(C, 3, 9, device=device)
+
+    def mine(w, b, x):
+        return (dense(x, w, b, Way("triton", precision)) ** 2).mean()
+
+    def torchs(w, b, x):
+        return (F.linear(x, w, b) ** 2).mean()
+
+    wanted = vmap(grad(torchs, (0, 1, 2)))(w, b, x)
+    assert distance(vmap(grad(mine, (0, 1, 2)))(w, b, x), wanted) <= BOUND[precision]
+    leaves = [t.clone().requires_grad_() for t in (w, b, x)]
+    found = torch.autograd.grad(vmap(mine)(*leaves).sum(), leaves)
+    assert distance(found, wanted) <= BOUND[precision]
+    shared = vmap(grad(mine), (None, None, 0))(w[0], b[0], x)
+    other = vmap(grad(torchs), (None, None, 0))(w[0], b[0], x)
+    assert distance([shared], [other]) <= BOUND[precision]
+
+
+def test_many_rows_are_left_to_torch(monkeypatch, device):
+    monkeypatch.setattr(linear, "forward", None)
+    x, w = rows_of(200, 4, device=device), rows_of(3, 4, device=device)
+    assert distance([dense(x, w, None, Way("triton"))], [F.linear(x, w)]) <= 1e-5
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 2, padding=1), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(36, 5, bias=False), nn.ReLU(), nn.Linear(5, 3)),
+    )
+
+
+def moved(task: Task, rows: Tensor, x: Tensor, y: Tensor, seam: Seam | None, how: Descent) -> None:
+    """Take one step: going back under a seam, from gradients without one."""
+    pieces = zip(task.names, rows.split(task.sizes, 1), task.shapes, strict=True)
+    parts = {n: p.view(C, *s) for n, p, s in pieces}
+    leaves = {n: p.detach().requires_grad_() for n, p in parts.items()}
+    _, buffers = task.initial()
+
+    def loss(parts, x, y):
+        run = Pass(None, None, True, descent=None if seam is None else how, seam=seam)
+        return task.losses(task.forward_named(parts, buffers, x, run).value, y).mean()
+
+    vmap(loss)(leaves, x, y).sum().backward()
+    for name, part in parts.items():
+        if seam is None or name not in moving(task.module):
+            take_step(part, leaves[name].grad, how)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp16"])
+@pytest.mark.parametrize("rates", ["numbers", "per client"])
+def test_a_whole_network_descends(precision, rates, device):
+    task = Task.build(network, seed=0).to(device)
+    size = len(task.initial()[0])
+    matrix = rows_of(C, size + 3, device=device) * 0.3
+    x, y = rows_of(C, 2, 2, 6, 6, device=device), torch.tensor([[0, 1], [2, 1]], device=device)
+    how = Descent(0.5, 0.9)
+    if rates == "per client":
+        how = Descent(
+            torch.tensor([0.5, 0.0], device=device), torch.tensor([0.9, 1.0], device=device)
+        )
+    found, wanted = matrix.clone()[:, :size], matrix.clone()[:, :size]
+    moved(task, found, x, y, Seam(precision, default="triton"), how)
+    moved(task, wanted, x, y, None, how)
+    assert distance([found], [wanted]) <= BOUND[precision]
+    assert torch.equal(found[1], matrix[1, :size]) == (rates == "per client")
+    assert distance([found[:1]], [matrix[:1, :size]]) > 0.01
+
+
+def test_a_client_that_stands_still_may_have_any_gradient(device):
+    p = LinearProblem(2, 3, 20, 6, "float32")
+    w, b = rows_of(2, 6, 20, device=device), rows_of(2, 6, device=device)
+    x, g = rows_of(2, 3, 20, device=device), rows_of(2, 3, 6, device=device)
+    g[1].fill_(float("nan"))
+    rates = torch.tensor([0.1, 0.0], device=device)
+    before = w.clone(), b.clone()
+    linear.descend(p, g, x, w, b, rates, 1.0, False, torch.float32)
+    assert torch.equal(w[1], before[0][1])
+    assert torch.equal(b[1], before[1][1])
+    assert distance([w[:1]], [before[0][:1] - 0.1 * g[:1].transpose(1, 2) @ x[:1]]) <= 1e-6
+    assert distance([b[:1]], [before[1][:1] - 0.1 * g[:1].sum(1)]) <= 1e-6

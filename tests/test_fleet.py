@@ -79,7 +79,7 @@ def test_structures_that_differ_share_the_gradient():
         lambda n=n, s=s: trainer(catalogue()[n].build(lr=0.05), s) for s in (0, 1) for n in names
     ]
     fleet = same(builds)
-    assert [g.size for g in fleet._runner.groups] == [2] * len(names)
+    assert [g.size for g in fleet._runner.groups] == [4, 2, 2, 2, 2, 2, 2]
 
 
 def test_the_whole_grid_of_comfed():

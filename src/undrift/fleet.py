@@ -17,7 +17,8 @@ import torch
 from undrift.data import Work
 from undrift.data.checks import check_whole
 from undrift.describe import describe
-from undrift.engines.device_round import DeviceRound, Shape
+from undrift.engines.device_round import DeviceRound
+from undrift.engines.turns import Shape
 from undrift.engines.vectorised import Vectorised
 from undrift.errors import ConfigError, UndriftError
 from undrift.rounds import Advance, Opened, RoundResult

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 import undrift as fl
-from undrift.engines.device_round import DeviceRound, Shape
+from undrift.engines.device_round import DeviceRound
 from undrift.engines.fused import Fused
+from undrift.engines.turns import Shape
 from undrift.rules.named import catalogue
 from undrift.testing.compare import distance
 from undrift.testing.world import numbers

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,56 +30,16 @@ from undrift.core.task import Batch, Task
 from undrift.core.transfer import send
 from undrift.core.tree import EMPTY, Tree, structure, tree_map
 from undrift.core.views import key_of
-from undrift.data.work import Room, Work
-from undrift.engines.engine import PIECE, Assignment, Engine, Outcome
+from undrift.data.work import Work
+from undrift.engines.engine import PIECE, Engine, Outcome
 from undrift.engines.examples import Examples
 from undrift.engines.fused import Fused
 from undrift.engines.graphs import Buffers, Piece, graph_pool
-from undrift.engines.group import Group
+from undrift.engines.group import Group, Servers, client_structure
 from undrift.engines.plain import PlainSteps, is_plain, is_sequence
+from undrift.engines.turns import Crew, Done, Shape, Turn, grouped
 
-FEW_GROUPS = 4  # beyond, compiling the end of a round for each takes longer than it saves
 PARTS = 8  # a shrinking cohort is trained in at most so many sizes
-
-
-class Shape(NamedTuple):
-    """What the buffers of a round have room for."""
-
-    clients: int
-    room: Room  # for the batches; without epochs the host makes their order
-    examples: int  # of the largest client; 0 where nobody goes through all of its data
-
-    def holds(self, other: Shape) -> bool:
-        """Whether a cohort of another shape fits without much waste."""
-        room, fixed = self.room, (self.room.batch, self.room.epochs, self.room.width)
-        small = other.clients <= self.clients and other.room.steps <= room.steps
-        same = (other.room.batch, other.room.epochs, other.room.width) == fixed
-        close = 8 * other.clients >= 7 * self.clients
-        return small and same and close and other.examples == self.examples
-
-    def joined(self, other: Shape) -> Shape:
-        """Make room for both."""
-        room = Room(*map(max, self.room, other.room))
-        most = max(self.clients, other.clients), max(self.examples, other.examples)
-        return Shape(most[0], room, most[1])
-
-
-class Turn(NamedTuple):
-    """What the host hands over for a round of one experiment."""
-
-    server: Server
-    work: Assignment  # those with most steps first
-    state: Tree  # of these clients
-    population: int
-    everyone: Tree
-
-
-class Done(NamedTuple):
-    """What comes out.  States and outcome are buffers: read them before the next round."""
-
-    server: Server
-    states: tuple[Tree, ...]
-    outcome: Outcome
 
 
 class DeviceRound:
@@ -98,12 +58,16 @@ class DeviceRound:
         self.algos, self.shape, self.device = list(algos), shape, engines[0].device
         # those whose forward and backward no rule takes part in stand first, and go together
         order = sorted(range(len(algos)), key=lambda i: not shares_gradient(algos[i]))
-        self.members = grouped(order, algos)
-        few = len(self.members) <= FEW_GROUPS
-        self.groups = [
-            Group([algos[i] for i in group], self.task, self.device, fuse_end=few)
-            for group in self.members
+        self.crews = [
+            Crew(inside, Group([algos[i] for part in inside for i in part], self.task, self.device))
+            for inside in (
+                grouped(crew, lambda i: structure(algos[i]))
+                for crew in grouped(order, lambda i: client_structure(algos[i]))
+            )
         ]
+        for crew in self.crews:
+            crew.servers += [Servers([algos[i] for i in p], self.device) for p in crew.inside]
+        self.groups = [crew.group for crew in self.crews]
         self.plan = plan
         compiled = self.device.type == "cuda"
         self._draw = Fused(
@@ -119,12 +83,12 @@ class DeviceRound:
         self.buffers, self.pool = Buffers(), graph_pool(self.device)
         self._pieces: dict[Any, Piece] = {}
         self._shown: dict[tuple[int, int, int], Outcome] = {}
-        self._returned: list[list[Server]] = [[] for _ in self.groups]
+        self._returned: dict[int, Server] = {}  # by experiment, from the last round
 
     @property
     def places(self) -> list[int]:
         """Tell which experiment stands where."""
-        return [i for group in self.members for i in group]
+        return [i for crew in self.crews for i in crew.members]
 
     # -- one round ---------------------------------------------------------------------------
     def run(self, turns: Sequence[Turn]) -> list[Done]:
@@ -134,13 +98,10 @@ class DeviceRound:
         for k in range(max(int(turn.work.steps.max()) for turn in turns)):
             live = [int((turn.work.steps > k).sum()) for turn in turns]
             width = self._width(max(live))
-            whole = min(live) == width
+            whole = min(live) == width and len(turns) == 1  # one variant less to compile
             self._piece(("step", width, whole), partial(self._step, width, whole))
         self._piece("finish", self._finish)
-        found: dict[int, Done] = {}
-        for g, group in enumerate(self.members):
-            for e, done in enumerate(self._results(g, [turns[i] for i in group])):
-                found[group[e]] = done
+        found = {i: done for g in range(len(self.crews)) for i, done in self._results(g, turns)}
         return [found[i] for i in range(len(turns))]
 
     def _piece(self, key: Any, function: Callable[[], None]) -> None:
@@ -149,20 +110,15 @@ class DeviceRound:
         self._pieces[key]()
 
     def _width(self, live: int) -> int:
-        part = -(-self.shape.clients // PARTS)
+        part = -(-self.shape.clients // (PARTS if len(self.algos) == 1 else 2))
         return min(self.shape.clients, -(-live // part) * part)
 
     def _load(self, turns: Sequence[Turn]) -> None:
         """Write what the host knows into the buffers; rows beyond a cohort take no step."""
-        for g, group in enumerate(self.members):
-            own = [turns[i] for i in group]
-            returned = self._returned[g]
-            if returned and all(t.server is s for t, s in zip(own, returned, strict=True)):
-                self.buffers.put(f"server {g}", self.buffers[f"result {g}"][0])
-            else:
-                self._put_rows(f"server {g}", [t.server for t in own])
+        for g, crew in enumerate(self.crews):
+            self._load_servers(g, crew, turns)
+            own = [turns[i] for i in crew.members]
             self._put_rows(f"state {g}", [self._padded(t.state) for t in own])
-            self._put_rows(f"everyone {g}", [t.everyone for t in own])
             counts = [(float(len(t.work.clients)), float(t.population)) for t in own]
             self.buffers.put(f"counts {g}", send(torch.tensor(counts), self.device))
             seeds = torch.tensor([t.work.seed for t in own])
@@ -173,6 +129,15 @@ class DeviceRound:
         self.buffers.put("steps", send(steps.to(self.task.dtype), self.device))
         if not self.shape.room.epochs:
             self._put_rows("order", [self._with_room(t.work.order) for t in ordered])
+
+    def _load_servers(self, g: int, crew: Crew, turns: Sequence[Turn]) -> None:
+        for h, inside in enumerate(crew.inside):
+            name = f"server {g} {h}"
+            if all(turns[i].server is self._returned.get(i) for i in inside):
+                self.buffers.put(name, self.buffers[f"after {g} {h}"])  # they come from here
+            else:
+                self._put_rows(name, [turns[i].server for i in inside])
+            self._put_rows(f"everyone {g} {h}", [turns[i].everyone for i in inside])
 
     def _put_rows(self, name: str, values: list[Tree]) -> None:
         """Write one tree per experiment, without putting them together elsewhere first."""
@@ -199,26 +164,26 @@ class DeviceRound:
         made[:count, :num_steps] = order
         return made
 
-    def _results(self, g: int, turns: list[Turn]) -> Iterator[Done]:
-        after, states, _, rows = self.buffers[f"result {g}"]
-        after = tree_map(torch.clone, after)
+    def _results(self, g: int, turns: Sequence[Turn]) -> Iterator[tuple[int, Done]]:
+        crew = self.crews[g]
+        states, _, rows = self.buffers[f"result {g}"]
         said = tree_map(torch.clone, rows._replace(notes=(), counters=EMPTY))
-        self._returned[g] = []
-        for e, turn in enumerate(turns):
-            count = len(turn.work.clients)
+        for h, inside in enumerate(crew.inside):
+            after = tree_map(torch.clone, self.buffers[f"after {g} {h}"])
+            for at, i in enumerate(inside):
+                self._returned[i] = tree_map(lambda v, at=at: v[at], after)
+        for e, i in enumerate(crew.members):
+            count = len(turns[i].work.clients)
             shown = self._outcome(g, e, count)
-            one = tree_map(lambda v, e=e, n=count: v[e, :n], said)
+            one, mine = tree_map(lambda v, e=e, n=count: v[e, :n], (said, states))
             own: Row = one._replace(notes=shown.rows.notes, counters=shown.rows.counters)
-            server: Server = tree_map(lambda v, e=e: v[e], after)
-            mine = tree_map(lambda v, e=e, n=count: v[e, :n], states)
-            self._returned[g].append(server)
-            yield Done(server, mine, shown._replace(rows=own))
+            yield i, Done(self._returned[i], mine, shown._replace(rows=own))
 
     def _outcome(self, g: int, e: int, count: int) -> Outcome:
         """Show the buffers as an outcome; they will be written again."""
         key = (g, e, count)
         if key not in self._shown:
-            _, _, report, rows = self.buffers[f"result {g}"]
+            _, report, rows = self.buffers[f"result {g}"]
             clients, broadcast = self.buffers[f"clients {g}"], self.buffers[f"broadcast {g}"]
             rows, clients = tree_map(lambda v: v[e, :count], (rows, clients))
             report, broadcast = tree_map(lambda v: v[e], (report, broadcast))
@@ -234,7 +199,7 @@ class DeviceRound:
             first += group.size
             info: ClientInfo = tree_map(lambda v, part=part: v[part], buffers["info"])
             counts, seeds = buffers[f"counts {g}"].to(self.task.dtype), buffers[f"seeds {g}"]
-            server, state, steps = buffers[f"server {g}"], buffers[f"state {g}"], buffers["steps"]
+            server, state, steps = self._seen_servers(g), buffers[f"state {g}"], buffers["steps"]
             broadcast, clients = group.open(server, info, state, steps[part], counts[:, 0], seeds)
             if group.uses("probe"):
                 at = group.start(broadcast, clients)._replace(state=clients.state)
@@ -254,6 +219,15 @@ class DeviceRound:
         buffers.put("rows", self.data.rows(buffers["info"].id, buffers["order"]))
         self._put_carries(carries)
         buffers.put("k", torch.zeros((), dtype=self.task.dtype, device=self.device))
+
+    def _seen_servers(self, g: int) -> Server:
+        """Put together what clients see of their servers: all but the server optimizer's state."""
+        crew = self.crews[g]
+        count = len(crew.group.algo.rules)
+        found = [self.buffers[f"server {g} {h}"] for h in range(len(crew.inside))]
+        seen = [server._replace(states=server.states[:count]) for server in found]
+        made: Server = tree_map(lambda *v: torch.cat(v), *seen) if len(seen) > 1 else seen[0]
+        return made
 
     def _put_clients(self, g: int, clients: Client) -> None:
         """Keep what clients have; a state that nobody prepared stays where it is."""
@@ -386,11 +360,23 @@ class DeviceRound:
             if group.uses("review"):
                 at = carry._replace(state=clients.state)
                 review = self._measured("review", g, part, broadcast, clients, at)
-            counts = self.buffers[f"counts {g}"].to(self.task.dtype)
-            server, everyone = self.buffers[f"server {g}"], self.buffers[f"everyone {g}"]
             # held, not copied: nothing else uses its memory before it is read
-            found = group.close(server, broadcast, clients, review, carry, counts[:, 1], everyone)
+            found = group.close(broadcast, clients, review, carry)
             self.buffers.hold(f"result {g}", found)
+            self._serve(g, found, clients.info.id)
+
+    def _serve(self, g: int, found: Any, ids: Tensor) -> None:
+        """Run the server's half of a crew's experiments."""
+        population, first = self.buffers[f"counts {g}"].to(self.task.dtype)[:, 1], 0
+        for h, servers in enumerate(self.crews[g].servers):
+            part = slice(first, first + servers.size)
+            first = part.stop
+            told = (*found[1:], ids, population)
+            total, rows, who, people = tree_map(lambda v, part=part: v[part], told)
+            before = self.buffers[f"server {g} {h}"]
+            everyone = self.buffers[f"everyone {g} {h}"]
+            after = servers.round(before, total, rows, who, people, everyone)
+            self.buffers.hold(f"after {g} {h}", after)
 
 
 def _aligned(w: Tensor) -> Tensor:
@@ -398,19 +384,3 @@ def _aligned(w: Tensor) -> Tensor:
     *lead, size = w.shape
     made = w.new_empty((*lead, -(-size // 16) * 16))[..., :size]
     return made.copy_(w)
-
-
-def grouped(order: Sequence[int], algos: Sequence[Algorithm]) -> list[list[int]]:
-    """Put experiments of one structure together, keeping the order of the first ones."""
-    found: dict[Any, list[int]] = {}
-    for i in order:
-        same = next((key for key in found if key == structure(algos[i])), structure(algos[i]))
-        found.setdefault(same, []).append(i)
-    return list(found.values())
-
-
-def sorting(steps: Tensor) -> Tensor | None:
-    """Tell in which order clients stand with most steps first; None if they do."""
-    if bool((steps[:-1] >= steps[1:]).all()):
-        return None
-    return steps.argsort(descending=True, stable=True)

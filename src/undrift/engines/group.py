@@ -1,7 +1,8 @@
 """Experiments of one structure: the same sentence of rules, perhaps with other numbers.
 
-A group knows the algebra of its experiments and nothing of where their data lie.  Every tree has
-the axes [E, C, ...]: experiments, clients.
+A `Group` has the clients' half of its experiments, in which the server optimizer plays no part;
+`Servers` the server's half of those that have the same one.  Neither knows where data lie.  Every
+tree has the axes [E, C, ...]: experiments, clients.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from undrift.core.round import (
     client_start,
     measure,
 )
-from undrift.core.rule import ClientInfo
+from undrift.core.rule import ClientInfo, Rule
 from undrift.core.server import server_round
 from undrift.core.task import Batch, Task
-from undrift.core.tree import EMPTY, Tree, leaves, stack, tree_map
+from undrift.core.tree import EMPTY, Tree, leaves, stack, structure, tree_map
 from undrift.core.views import Carry
 from undrift.engines.fused import Fused
 
@@ -57,30 +58,14 @@ class NoPasses(Task):
         raise NotImplementedError("a rule runs the model in its own half of a step")
 
 
-class Group:
-    """The algebra of E experiments, in calls that see all of them."""
+class Alike:
+    """Maps a function of one experiment over E of them."""
 
-    def __init__(
-        self,
-        algos: Sequence[Algorithm],
-        task: Task,
-        device: torch.device,
-        *,
-        fuse_end: bool = True,
-    ) -> None:
-        self.algo, self.size, self.task = algos[0], len(algos), task
+    def __init__(self, algos: Sequence[Algorithm], device: torch.device) -> None:
+        self.algo, self.size = algos[0], len(algos)
         same = all(algo == algos[0] for algo in algos)
         # numbers that differ become tensors with an axis for experiments
         self.numbers = None if same else tree_map(lambda v: v.to(device), stack(list(algos)))
-        self.compiled = device.type == "cuda"
-        closed = self.each(self._closed)
-        fused = Fused(closed, "the end of a round", compiled=self.compiled)
-        self.close: Callable[..., Any] = fused if fuse_end else closed
-        self._moves: dict[Any, Fused] = {}
-
-    def uses(self, hook: str) -> bool:
-        """Whether some rule has this hook."""
-        return self.algo.uses(hook)
 
     def each(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Map function(algo, ...) of one experiment over all of them."""
@@ -94,6 +79,33 @@ class Group:
         return lambda *trees: vmap(function, in_dims=(axes, *[0] * len(trees)))(
             self.numbers, *trees
         )
+
+
+class Servers(Alike):
+    """The server's half of some experiments."""
+
+    def round(
+        self, server: Server, total: Report, rows: Row, ids: Tensor, population: Tensor,
+        everyone: Tree,
+    ) -> Server:  # fmt: skip
+        """Turn the cohorts' sums into the next servers."""
+        after: Server = self.each(server_round)(server, total, rows, ids, population, everyone)
+        return after
+
+
+class Group(Alike):
+    """The clients' half of some experiments, in calls that see all of them."""
+
+    def __init__(self, algos: Sequence[Algorithm], task: Task, device: torch.device) -> None:
+        super().__init__([with_server(algo, algos[0].server) for algo in algos], device)
+        self.task, self.compiled = task, device.type == "cuda"
+        closed = self.each(self._closed)
+        self.close = Fused(closed, "the end of a round", compiled=self.compiled)
+        self._moves: dict[bool, Fused] = {}
+
+    def uses(self, hook: str) -> bool:
+        """Whether some rule has this hook."""
+        return self.algo.uses(hook)
 
     # -- before the steps --------------------------------------------------------------------
     def open(
@@ -209,18 +221,27 @@ class Group:
 
     # -- after the steps ---------------------------------------------------------------------
     def _closed(
-        self, algo: Algorithm, server: Server, sent: Broadcast, clients: Client, review: Tree,
-        carry: Carry, population: Tensor, everyone: Tree,
-    ) -> tuple[Server, tuple[Tree, ...], Report, Row]:  # fmt: skip
+        self, algo: Algorithm, sent: Broadcast, clients: Client, review: Tree, carry: Carry
+    ) -> tuple[tuple[Tree, ...], Report, Row]:
         """Sum the reports; what a client that is refused had, it keeps."""
         clients = clients._replace(review=review)
         carry = carry._replace(state=clients.state)
         finish = vmap(lambda one, at: client_finish(algo, self.task, sent, one, at))
         states, reports, rows = finish(clients, carry)
         kept = tree.where_rows(rows.accepted, states, clients.state)
-        total = tree_map(lambda v: masked_sum(v, rows.accepted), reports)
-        after = server_round(algo, server, total, rows, clients.info.id, population, everyone)
-        return after, kept, total, rows
+        return kept, tree_map(lambda v: masked_sum(v, rows.accepted), reports), rows
+
+
+def with_server(algo: Algorithm, server: Rule) -> Algorithm:
+    """Copy a sentence with another server optimizer, which clients do not see."""
+    twin = copy.copy(algo)
+    object.__setattr__(twin, "server", server)  # not `replace`: nobody will run it as a whole
+    return twin
+
+
+def client_structure(algo: Algorithm) -> Any:
+    """Describe what clients see of an algorithm; equal descriptions can share a `Group`."""
+    return structure((algo.rules, algo.local, algo.aggregate)), algo.needs_path
 
 
 def masked_sum(rows: Tensor, accepted: Tensor) -> Tensor:

@@ -33,12 +33,13 @@ from undrift.data.federation import Federation
 from undrift.data.spool import Streamed
 from undrift.data.work import LocalWork, Room, Work
 from undrift.engines.capacity import is_small, need_of, width_for, workers_for
-from undrift.engines.device_round import DeviceRound, Done, Shape, Turn, sorting
+from undrift.engines.device_round import DeviceRound
 from undrift.engines.engine import Assignment, Engine, Outcome, mean_rows
 from undrift.engines.plain import PlainSteps, is_plain, is_sequence
 from undrift.engines.reference import Reference
 from undrift.engines.seams import seam_for, seam_plan, use_seam_plan
 from undrift.engines.trial import check_vectorises
+from undrift.engines.turns import Done, Shape, Turn, sorting
 from undrift.engines.workers import in_order, limited
 from undrift.errors import TaskError, UndriftError
 from undrift.state.store import ClientStateStore

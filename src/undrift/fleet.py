@@ -17,6 +17,7 @@ import torch
 from undrift.data import Work
 from undrift.data.checks import check_whole
 from undrift.describe import describe
+from undrift.engines.capacity import free_bytes, has_convolution
 from undrift.engines.device_round import DeviceRound
 from undrift.engines.turns import Shape
 from undrift.engines.vectorised import Vectorised
@@ -156,6 +157,38 @@ def _common(trainer: Trainer) -> dict[str, Any]:
     }
 
 
+def parted(trainers: Sequence[Trainer]) -> list[list[Trainer]]:
+    """Put trainers that can train as one batch together, as many as memory holds."""
+    batches: list[list[Trainer]] = []
+    for trainer in trainers:
+        fitting = (b for b in batches if difference(b[0], trainer) is None and _room(b, trainer))
+        batch = next(fitting, None) if pays(trainer) else None
+        if batch is None:
+            batches.append([trainer])
+        else:
+            batch.append(trainer)
+    return batches
+
+
+def pays(trainer: Trainer) -> bool:
+    """Whether sharing a batch is faster: on a CPU convolutions of many clients are slow ones."""
+    if hindrance(trainer) is not None:
+        return False
+    on_cpu = trainer.engine.device.type == "cpu"
+    return not (on_cpu and has_convolution(trainer.task.module))
+
+
+def _room(batch: Sequence[Trainer], trainer: Trainer) -> bool:
+    free = 0.7 * free_bytes(trainer.engine.device)
+    return sum(_bytes(t) for t in (*batch, trainer)) < free
+
+
+def _bytes(trainer: Trainer) -> int:
+    """Tell how much memory a trainer's cohort takes while it trains."""
+    cohort = trainer.roster.cohort(trainer.rounds_done, ordered=False)
+    return _engine(trainer).bytes_for(trainer.algorithm, cohort)
+
+
 def share_examples(trainers: Sequence[Trainer]) -> None:
     """Let trainers with equal examples hold them once."""
     pools: list[Any] = []
@@ -173,4 +206,4 @@ def _equal(a: Any, b: Any) -> bool:
     return a is b or (a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b))
 
 
-__all__ = ["Fleet", "difference", "hindrance"]
+__all__ = ["Fleet", "difference", "hindrance", "parted"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from undrift.core.round import (
     client_begin,
     client_finish,
     client_start,
-    client_step,
     measure,
 )
 from undrift.core.rule import Sizes
@@ -32,12 +31,13 @@ from undrift.data.checks import check_whole
 from undrift.data.federation import Federation
 from undrift.data.spool import Streamed
 from undrift.data.work import LocalWork, Room, Work
-from undrift.engines.capacity import is_small, need_of, width_for, workers_for
+from undrift.engines.capacity import Need, is_small, need_of, width_for, workers_for
 from undrift.engines.device_round import DeviceRound
 from undrift.engines.engine import Assignment, Engine, Outcome, mean_rows
 from undrift.engines.plain import PlainSteps, is_plain, is_sequence
 from undrift.engines.reference import Reference
 from undrift.engines.seams import seam_for, seam_plan, use_seam_plan
+from undrift.engines.steps import GeneralSteps, Steps
 from undrift.engines.trial import check_vectorises
 from undrift.engines.turns import Done, Shape, Turn, sorting
 from undrift.engines.workers import in_order, limited
@@ -47,41 +47,6 @@ from undrift.state.store import ClientStateStore
 log = logging.getLogger("undrift")
 
 MOST_SLOTS = 100_000  # of one client in a round: beyond, the host makes the order of batches
-
-
-class Steps(Protocol):
-    """One way to take the local steps of a chunk of clients."""
-
-    def start(self, clients: Client) -> Carry:
-        """Begin local training."""
-
-    def step(self, clients: Client, carry: Carry, batch: Batch, k: Tensor) -> Carry:
-        """Take one local step."""
-
-
-class GeneralSteps:
-    """The core functions under vmap: any chain of rules, any local optimizer."""
-
-    def __init__(self, task: Task, algo: Algorithm, broadcast: Broadcast) -> None:
-        self.shared = (algo, task, broadcast)
-
-    def start(self, clients: Client) -> Carry:
-        """Begin local training."""
-        begun: Carry = vmap(lambda c: client_start(*self.shared, c))(clients)
-        return begun
-
-    def step(self, clients: Client, carry: Carry, batch: Batch, k: Tensor) -> Carry:
-        """Take one local step."""
-
-        def one(client: Client, carry: Carry, batch: Batch) -> Carry:
-            return client_step(*self.shared, client, carry, batch, k)
-
-        if len(carry.w) > 1:
-            moved: Carry = vmap(one)(clients, carry, batch)
-            return moved
-        # a single client: the plain call is faster
-        alone = one(*_rows((clients, carry, batch), 0))
-        return tree_map(lambda v: v[None], alone)
 
 
 class Vectorised(Engine):
@@ -108,6 +73,7 @@ class Vectorised(Engine):
         self.graph = self.device.type == "cuda" if graph is None else graph
         self._rounds: list[DeviceRound] = []
         self._batches: tuple[Work, Room] | None = None
+        self._bytes_each: int | None = None
         self._decided = False
         self._threads: int | None = None  # of torch's own, while clients train; None: as they are
         self._crew: list[Vectorised] = []
@@ -144,9 +110,7 @@ class Vectorised(Engine):
         work = work.ordered()
         if not work.order.numel():
             return
-        batch: Batch = _rows(self.batch(work.info.id[:1], work.order[:1, 0]), 0)
-        sizes = Sizes(self.federation.num_clients, self.federation.max_size, 1)
-        need = need_of(algo, self.task, batch, sizes)
+        need = self._need(algo, work)
         self._threads = 1 if is_small(need, self.device, len(work.ids)) else None
         if self.workers is None:
             self.workers = workers_for(need, self.device, len(work.ids))
@@ -154,6 +118,18 @@ class Vectorised(Engine):
             most = self.federation.num_clients
             self.chunk = width_for(need, self.task.module, self.device, most, self.workers)
         self._decided = True
+
+    def _need(self, algo: Algorithm, work: Assignment) -> Need:
+        """Tell what one client's local step costs."""
+        batch: Batch = _rows(self.batch(work.info.id[:1], work.order[:1, 0]), 0)
+        sizes = Sizes(self.federation.num_clients, self.federation.max_size, 1)
+        return need_of(algo, self.task, batch, sizes)
+
+    def bytes_for(self, algo: Algorithm, work: Assignment) -> int:
+        """Tell how much memory a cohort takes while it trains; it is counted once."""
+        if self._bytes_each is None:
+            self._bytes_each = self._need(algo, work.ordered()).num_bytes
+        return self._bytes_each * len(work.clients)
 
     def round(
         self, algo: Algorithm, server: Server, work: Assignment, population: int, everyone: Tree

@@ -43,12 +43,20 @@ class Measure:
 
     def record(self, result: RoundResult, last: bool) -> dict[str, Any]:
         """Write down a round that was just trained; the last one is always judged."""
-        bytes_each = self.trainer.task.dtype.itemsize
-        made: dict[str, Any] = {"round": result.round}
+        found: dict[str, Any] = {}
         if last or result.round % self.evaluation.every == 0:
-            made |= self.judged() | self.norms()
-        made |= {"train_loss": result.loss, **_prefixed("train", result.scores)}
-        made |= {
+            found = self.judged() | self.norms()
+        self.before = self.trainer.server.w
+        return self.told(result, found)
+
+    def told(self, result: RoundResult, judged: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Write down what a round tells of itself, and what else was found."""
+        bytes_each = self.trainer.task.dtype.itemsize
+        return {
+            "round": result.round,
+            **(judged or {}),
+            "train_loss": result.loss,
+            **_prefixed("train", result.scores),
             "seconds": result.seconds,
             "client_steps": result.steps,
             "bytes_down": result.floats_down * bytes_each,
@@ -56,8 +64,6 @@ class Measure:
             "clients": sorted(result.ids),
             "skipped": result.skipped,
         }
-        self.before = self.trainer.server.w
-        return made
 
     # -- models to judge -----------------------------------------------------------------------
     def judged(self) -> dict[str, Any]:

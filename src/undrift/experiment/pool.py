@@ -7,6 +7,7 @@ neither their task's error nor their parent, and what they did so far is in the 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import queue
 import signal
@@ -20,12 +21,14 @@ from typing import IO, Any, NamedTuple
 
 from undrift import errors
 from undrift.errors import ConfigError, UndriftError
+from undrift.experiment.batch import run_together
 from undrift.experiment.events import Listener, RunInfo
 from undrift.experiment.history import History
 from undrift.experiment.run import ExperimentJob, finished, info_of, run
 from undrift.experiment.spec import Experiment
 from undrift.experiment.world import device_named
 
+log = logging.getLogger("undrift")
 PATIENCE = 30.0  # seconds that workers get to save what they have done
 
 
@@ -65,25 +68,41 @@ def run_all(
     left = [i for i in range(len(tasks)) if i not in done]
     count = _jobs(jobs, [tasks[i].experiment for i in left])
     if count <= 1:
-        done |= _one_by_one(tasks, left, listeners)
+        done |= _in_this_process(tasks, left, listeners)
     else:
         Crew(tasks, left, count, listeners).work()
         done |= {i: _read(tasks[i]) for i in left}
     return [done[i] for i in range(len(tasks))]
 
 
-def _one_by_one(
+def _in_this_process(
     tasks: Sequence[Task], left: Sequence[int], listeners: Sequence[Listener]
 ) -> dict[int, History]:
-    done, failed = {}, []
-    for i in left:
+    """Run one by one; on a device as one batch, and one by one if that stops."""
+    found: list[History | UndriftError] | None = None
+    if len(left) > 1 and all(_on_device(tasks[i].experiment) for i in left):
         try:
-            done[i] = run(*tasks[i], listeners=listeners)
+            found = run_together([tasks[i] for i in left], listeners=listeners)
         except UndriftError as error:
-            failed.append(error)
+            log.warning("the runs go on one by one: %s", error)
+    if found is None:
+        found = [_alone(tasks[i], listeners) for i in left]
+    failed = [one for one in found if isinstance(one, UndriftError)]
     if failed:
         raise _together(failed, len(tasks))
-    return done
+    pairs = zip(left, found, strict=True)
+    return {i: history for i, history in pairs if isinstance(history, History)}
+
+
+def _on_device(experiment: Experiment) -> bool:
+    return device_named(experiment.engine.device) != "cpu"
+
+
+def _alone(task: Task, listeners: Sequence[Listener]) -> History | UndriftError:
+    try:
+        return run(*task, listeners=listeners)
+    except UndriftError as error:
+        return error
 
 
 def _read(task: Task) -> History:
@@ -96,7 +115,7 @@ def _jobs(jobs: int | None, left: Sequence[Experiment]) -> int:
     if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
         raise ConfigError(f"jobs = {jobs!r}: give the number of runs at a time, 1 or more")
     # a GPU is best used by one run at a time
-    on_gpu = any(device_named(e.engine.device) != "cpu" for e in left)
+    on_gpu = any(_on_device(e) for e in left)
     wanted = (1 if on_gpu else cores()) if jobs is None else jobs
     return min(wanted, len(left))
 

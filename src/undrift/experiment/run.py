@@ -25,10 +25,12 @@ from undrift.experiment.sections import Evaluation, section_table
 from undrift.experiment.spec import Experiment, check_name
 from undrift.experiment.tables import Table
 from undrift.experiment.world import build
+from undrift.rounds import RoundResult
 from undrift.trainer import Trainer
 
 log = logging.getLogger("undrift")
 CHECKPOINT_SECONDS = 10.0
+MOST_UNREAD = 50  # rounds queued on a device before the host looks at them
 
 
 def run(
@@ -185,32 +187,56 @@ def _in_memory(job: Job, listeners: Sequence[Listener]) -> History:
     info, records = info_of(job, None), []
     with told(info, listeners, []):
         while trainer.rounds_done < job.rounds:
-            records.append(_round(job, trainer, measure, info, listeners))
+            for record in _next_records(job, trainer, measure):
+                records.append(record)
+                for listener in listeners:
+                    listener.round(info, record)
     history = History(tuple(records))
     for listener in listeners:
         listener.finished(info, history)
     return history
 
 
+def _next_records(job: Job, trainer: Trainer, measure: Measure) -> list[dict[str, Any]]:
+    """Train up to the next round that is judged; on a CPU one round."""
+    count = stretch(job, trainer, measure)
+    results = trainer.run(count - 1)
+    before = trainer.server.w
+    results += trainer.run(1)
+    return records_of(job, measure, results, before)
+
+
+def stretch(job: Job, trainer: Trainer, measure: Measure) -> int:
+    """Tell how many rounds may be trained before one of them is judged or shown."""
+    if trainer.engine.device.type == "cpu":
+        return 1
+    done, every = trainer.rounds_done, measure.evaluation.every
+    return min(job.rounds - done, every - done % every, MOST_UNREAD)
+
+
+def records_of(
+    job: Job, measure: Measure, results: Sequence[RoundResult], before: Tensor
+) -> list[dict[str, Any]]:
+    """Write rounds down; `before` is the model before the last one, the only one that is judged."""
+    last = results[-1]
+    made = [measure.told(result) for result in results[:-1]]
+    measure.before = before
+    return [*made, measure.record(last, last=last.round == job.rounds)]
+
+
 def _in_folder(
     job: Job, folder: RunFolder, listeners: Sequence[Listener], checkpoint_seconds: float
 ) -> History:
-    info, table = info_of(job, folder.path), job.table()
+    info = info_of(job, folder.path)
     with folder.locked():
-        folder.check(table)
+        folder.check(job.table())
         history = folder.history()
-        if _has_more(job, folder, history):
-            trainer, measure = job.start(folder.rows)
-            _check_fresh(trainer, folder)
-            folder.begin(table)  # only now: what cannot be built leaves nothing behind
-            _load(trainer, folder)
-            past = folder.cut(trainer.rounds_done)
-            folder.started(environment(trainer.engine.device, trainer.rounds_done))
-            measure.before = trainer.server.w
-            with told(info, listeners, past):
-                _train(job, trainer, measure, folder, info, listeners, checkpoint_seconds)
-            history = folder.history()
-            folder.finish(_summary(history))
+        if has_more(job, folder, history):
+            session = Session(job, folder, info, listeners, checkpoint_seconds)
+            with session.kept():
+                while session.left:
+                    session.take(_next_records(job, session.trainer, session.measure))
+            history = session.close()
         else:
             history = History(tuple(history)[: job.rounds])
             job.restore(folder)
@@ -221,7 +247,69 @@ def _in_folder(
     return history
 
 
-def _has_more(job: Job, folder: RunFolder, history: History) -> bool:
+class Session:
+    """A run in its folder, from its first missing round to its summary; the folder is locked."""
+
+    def __init__(
+        self,
+        job: Job,
+        folder: RunFolder,
+        info: RunInfo,
+        listeners: Sequence[Listener],
+        seconds: float,
+    ) -> None:
+        self.job, self.folder, self.info = job, folder, info
+        self.listeners, self.seconds = listeners, seconds
+        self.trainer, self.measure = job.start(folder.rows)
+        _check_fresh(self.trainer, folder)
+        folder.begin(job.table())  # only now: what cannot be built leaves nothing behind
+        _load(self.trainer, folder)
+        self.past = folder.cut(self.trainer.rounds_done)
+        folder.started(environment(self.trainer.engine.device, self.trainer.rounds_done))
+        self.measure.before = self.trainer.server.w
+        self._saved, self._saved_at = self.trainer.rounds_done, time.monotonic()
+
+    @property
+    def left(self) -> int:
+        """Count the rounds that are missing."""
+        return max(0, self.job.rounds - self.trainer.rounds_done)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Tell listeners, and whatever stops the run, keep what is done."""
+        with told(self.info, self.listeners, self.past):
+            try:
+                yield
+            finally:
+                lines = len(self.folder.history())
+                if self._saved < self.trainer.rounds_done == lines:  # else one has no line yet
+                    self._save()
+
+    def take(self, records: Sequence[dict[str, Any]]) -> None:
+        """Write rounds down; every few seconds, save."""
+        for record in records:
+            self.folder.append(record)
+        for record in records:
+            for listener in self.listeners:
+                listener.round(self.info, record)
+        if time.monotonic() - self._saved_at > self.seconds:
+            self._save()
+
+    def _save(self) -> None:
+        self.folder.sync()  # a checkpoint at round r promises r lines
+        self.folder.write_plan(self.trainer.engine.plan())
+        self.trainer.save(self.folder.checkpoint)
+        self._saved, self._saved_at = self.trainer.rounds_done, time.monotonic()
+
+    def close(self) -> History:
+        """Write the model and the summary."""
+        self.folder.write_model(self.trainer.model())
+        history = self.folder.history()
+        self.folder.finish(_summary(history))
+        return history
+
+
+def has_more(job: Job, folder: RunFolder, history: History) -> bool:
     """Whether something is left to do: rounds, or closing a run that has them all."""
     if len(history) < job.rounds:
         return True
@@ -247,49 +335,6 @@ def _load(trainer: Trainer, folder: RunFolder) -> None:
             f"{folder.path} was begun with other data than there are now, so it cannot go on: "
             f"restore the data, or choose another folder with --out\n{error}"
         ) from error
-
-
-def _train(
-    job: Job,
-    trainer: Trainer,
-    measure: Measure,
-    folder: RunFolder,
-    info: RunInfo,
-    listeners: Sequence[Listener],
-    seconds: float,
-) -> None:
-    """Train the missing rounds; whatever stops it, what is done is kept."""
-    saved, saved_at = trainer.rounds_done, time.monotonic()
-    try:
-        while trainer.rounds_done < job.rounds:
-            record = _round(job, trainer, measure, info, ())
-            folder.append(record)
-            for listener in listeners:
-                listener.round(info, record)
-            if time.monotonic() - saved_at > seconds:
-                _save(trainer, folder)
-                saved, saved_at = trainer.rounds_done, time.monotonic()
-    finally:
-        lines = len(folder.history())
-        if saved < trainer.rounds_done == lines:  # else the last round has no line yet
-            _save(trainer, folder)
-    folder.write_model(trainer.model())
-
-
-def _save(trainer: Trainer, folder: RunFolder) -> None:
-    folder.sync()  # a checkpoint at round r promises r lines
-    folder.write_plan(trainer.engine.plan())
-    trainer.save(folder.checkpoint)
-
-
-def _round(
-    job: Job, trainer: Trainer, measure: Measure, info: RunInfo, listeners: Sequence[Listener]
-) -> dict[str, Any]:
-    result = trainer.round()
-    record = measure.record(result, last=result.round == job.rounds)
-    for listener in listeners:
-        listener.round(info, record)
-    return record
 
 
 @contextmanager

@@ -1,0 +1,91 @@
+"""Several runs in their folders, trained as one batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from undrift.errors import UndriftError
+from undrift.experiment.events import Listener
+from undrift.experiment.folder import RunFolder
+from undrift.experiment.history import History
+from undrift.experiment.run import (
+    CHECKPOINT_SECONDS,
+    ExperimentJob,
+    Session,
+    info_of,
+    records_of,
+    stretch,
+)
+from undrift.experiment.spec import Experiment
+from undrift.fleet import Fleet, parted
+from undrift.rounds import RoundResult
+from undrift.trainer import Trainer
+
+log = logging.getLogger("undrift")
+
+
+def run_together(
+    tasks: Sequence[tuple[Experiment, Path]], *, listeners: Sequence[Listener] = ()
+) -> list[History | UndriftError]:
+    """Run experiments to their ends; those that can, as one batch.  The same numbers as alone.
+
+    One that cannot start does not stop the others: its error stands in its place.
+    """
+    with ExitStack() as locks:
+        opened = [_opened(*task, locks, listeners) for task in tasks]
+        sessions = [one for one in opened if isinstance(one, Session)]
+        with ExitStack() as kept:
+            for session in sessions:
+                kept.enter_context(session.kept())
+            _train(sessions)
+        found = [one.close() if isinstance(one, Session) else one for one in opened]
+        for session in sessions:
+            for listener in listeners:
+                listener.finished(session.info, session.folder.history())
+    return found
+
+
+def _opened(
+    experiment: Experiment, path: Path, locks: ExitStack, listeners: Sequence[Listener]
+) -> Session | UndriftError:
+    job, folder = ExperimentJob(experiment), RunFolder(path)
+    try:
+        locks.enter_context(folder.locked())
+        folder.check(job.table())
+        return Session(job, folder, info_of(job, path), listeners, CHECKPOINT_SECONDS)
+    except UndriftError as error:
+        return error
+
+
+def _train(sessions: Sequence[Session]) -> None:
+    """Train all of them, those with rounds left together."""
+    while left := [session for session in sessions if session.left]:
+        batches = parted([session.trainer for session in left])
+        told = ", ".join(str(len(batch)) for batch in batches)
+        log.info("%d runs train in batches of %s", len(left), told)
+        fewest = min(session.left for session in left)
+        for batch in batches:
+            own = [session for session in left if any(session.trainer is t for t in batch)]
+            _train_batch(own, fewest)
+
+
+def _train_batch(sessions: Sequence[Session], rounds: int) -> None:
+    """Train some runs for some rounds."""
+    trainers = [session.trainer for session in sessions]
+    fleet = Fleet(trainers) if len(trainers) > 1 else None
+    while rounds:
+        count = min(rounds, *(stretch(s.job, s.trainer, s.measure) for s in sessions))
+        found = _run(fleet, trainers, count - 1)
+        before = [trainer.server.w for trainer in trainers]
+        last = _run(fleet, trainers, 1)
+        for i, session in enumerate(sessions):
+            results = [*found[i], *last[i]]
+            session.take(records_of(session.job, session.measure, results, before[i]))
+        rounds -= count
+
+
+def _run(fleet: Fleet | None, trainers: Sequence[Trainer], count: int) -> list[list[RoundResult]]:
+    return fleet.run(count) if fleet else [trainer.run(count) for trainer in trainers]

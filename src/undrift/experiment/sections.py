@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from undrift.core.losses import LOSSES
+from undrift.core.precision import PRECISIONS
 from undrift.data.checks import check_whole
 from undrift.errors import ConfigError, unknown_name
 
@@ -141,13 +142,17 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """Where and how it is computed; `device = "auto"` takes a GPU if there is one."""
+    """Where and how it is computed; `device = "auto"` takes a GPU if there is one.
+
+    `precision`, on a GPU, is that of the operands: tf32, float32 (strict), bf16 or fp16.
+    """
 
     use: str = "vectorised"
     device: str = "auto"
     state: str = "device"
     chunk: int | None = None
     workers: int | None = None
+    precision: str | None = None
 
     def __post_init__(self) -> None:
         _one_of("engine.use", self.use, ("vectorised", "reference"))
@@ -157,8 +162,13 @@ class EngineSettings:
         for name in ("chunk", "workers"):
             if getattr(self, name) is not None:
                 check_whole(f"engine.{name}", getattr(self, name))
-        if self.use == "reference" and (self.chunk or self.workers):
-            raise ConfigError("engine.chunk and engine.workers belong to engine.use = 'vectorised'")
+        if self.precision is not None:
+            _one_of("engine.precision", self.precision, tuple(PRECISIONS))
+        if self.use == "reference" and (self.chunk or self.workers or self.precision):
+            raise ConfigError(
+                "engine.chunk, engine.workers and engine.precision belong to "
+                "engine.use = 'vectorised'"
+            )
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ def _build(experiment: Experiment, state_path: Path | None) -> World:
     x, y = dealt.examples.train_x, _targets(experiment, dealt.examples.train_x, True, dealt)
     engine = experiment.engine
     settings: dict[str, Any] = {"chunk": engine.chunk, "workers": engine.workers}
+    settings["precision"] = engine.precision
     if engine.use == "reference":
         settings = {}
     federation = Federation.split(x, y, dealt.parts, arrival=experiment.arrival)

@@ -257,7 +257,7 @@ FIT_CASES = [
         FIT,
         "a chunk in the reference engine",
         "engine.use=reference engine.chunk=3",
-        r"engine\.chunk and engine\.workers belong to engine\.use = 'vectorised'",
+        r"engine\.workers and engine\.precision belong to engine\.use = 'vectorised'",
     ),
     setting(
         FIT,

@@ -23,6 +23,7 @@ import sys
 import tempfile
 import uuid
 import venv
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def check(job: Job, found: Weights, expected: Weights) -> dict[str, Any]:
 
 
 def summary(turns: list[dict[str, Any]], warmup: int) -> dict[str, Any]:
-    """Take medians over all timed rounds; the spread is over turns."""
+    """Take medians over the turns' means; the range is over turns."""
     found: dict[str, Any] = {}
     for kind in ("cpu_seconds", "wall_seconds"):
         by_turn = [turn[kind][warmup:] for turn in turns]
@@ -130,6 +131,7 @@ def summary(turns: list[dict[str, Any]], warmup: int) -> dict[str, Any]:
         found[kind] = statistics.median(means)
         found[f"{kind}_range"] = [min(means), max(means)]
         found[f"{kind}_by_turn"] = by_turn
+    found["loss_after"] = [turn["loss_after"] for turn in turns]
     return found
 
 
@@ -158,41 +160,41 @@ class Bench:
         self.job = make_job(name, folder, 1, 1, True, asked.tiny)
         self.work = work._replace(layers=())._asdict()
         self.pythons = {peer: interpreter(peer, asked.envs) for peer in asked.peers}
+        self.checked: dict[str, Any] = {}
+        self.turns: dict[str, dict[str, list[dict[str, Any]]]] = {}
 
-    def checks(self) -> dict[str, Any]:
+    def check(self) -> None:
         hand = start("hand_loop", sys.executable, self.job, self.scratch)
-        found = {}
         for peer in self.asked.peers:
             result, weights = hand
             if peer != "hand_loop":
                 result, weights = start(peer, self.pythons[peer], self.job, self.scratch)
-            found[peer] = {"versions": result["versions"], "note": result["note"]}
-            found[peer]["check"] = check(self.job, weights, hand[1])
-            print(f"{self.job.name}: {peer} {found[peer]['check']}", flush=True)
-        return found
+            agreed = check(self.job, weights, hand[1])
+            about = {"versions": result["versions"], "note": result["note"]}
+            self.checked[peer] = {**about, "check": agreed}
+            print(f"{self.job.name}: {peer} {agreed}", flush=True)
 
-    def measure(self, threads: int) -> dict[str, Any]:
-        turns: dict[str, list[dict[str, Any]]] = {peer: [] for peer in self.asked.peers}
+    def measure(self, threads: int, save: Callable[[], None]) -> None:
+        """Let the peers take turns; what is known is saved after each of them."""
+        turns = self.turns.setdefault(str(threads), {peer: [] for peer in self.asked.peers})
         job = self.jobs[threads]
         for turn in range(self.asked.repeats):
             for peer in self.asked.peers:
                 result, weights = start(peer, self.pythons[peer], job, self.scratch)
-                result["loss_after"] = loss(job, weights)
-                turns[peer].append(result)
+                turns[peer].append({**result, "loss_after": loss(job, weights)})
                 cpu = statistics.fmean(result["cpu_seconds"][self.asked.warmup :])
                 print(f"{job.name}, {threads} threads, turn {turn}: {peer} {cpu:.3f}", flush=True)
-        found = {peer: summary(some, self.asked.warmup) for peer, some in turns.items()}
-        for peer, some in turns.items():
-            found[peer]["loss_after"] = [turn["loss_after"] for turn in some]
-        return found
+            save()
 
-    def run(self) -> dict[str, Any]:
-        peers = self.checks()
-        by_threads = {str(t): self.measure(t) for t in self.asked.threads}
+    def report(self) -> dict[str, Any]:
+        by_threads = {
+            threads: {peer: summary(some, self.asked.warmup) for peer, some in turns.items()}
+            for threads, turns in self.turns.items()
+        }
         return {
             "work": self.work,
             "loss_before": loss(self.job, None),
-            "peers": peers,
+            "peers": self.checked,
             "threads": by_threads,
             "against_undrift": against(by_threads, self.asked.peers),
         }
@@ -239,10 +241,17 @@ def main() -> None:
     results["works"] = {}
     for name in asked.work:
         with tempfile.TemporaryDirectory() as scratch:
-            results["works"][name] = Bench(name, asked, Path(scratch)).run()
+            bench = Bench(name, asked, Path(scratch))
+
+            def save(name: str = name, bench: Bench = bench) -> None:
+                results["works"][name] = bench.report()
+                asked.out.parent.mkdir(parents=True, exist_ok=True)
+                asked.out.write_text(json.dumps(results, indent=1) + "\n")
+
+            bench.check()
+            for threads in asked.threads:
+                bench.measure(threads, save)
         print(name, json.dumps(results["works"][name]["against_undrift"], indent=1), flush=True)
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        asked.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

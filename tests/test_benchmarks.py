@@ -30,6 +30,7 @@ def call(monkeypatch, name, *arguments):
     load(name).main()
 
 
+@pytest.mark.slow
 def test_peers_agree_and_are_measured(tmp_path, monkeypatch):
     out = tmp_path / "peers.json"
     call(monkeypatch, "peers", "--tiny", "--work", "emnist_mlp", "--out", out)
@@ -56,6 +57,7 @@ def test_a_peer_that_trains_otherwise_is_refused(tmp_path):
         driver.check(job, moved, weights)
 
 
+@pytest.mark.slow
 def test_the_work_of_pfl_runs_beside_a_hand_written_loop(tmp_path):
     out = tmp_path / "cifar.json"
     command = [sys.executable, FOLDER / "peers" / "cifar.py", "--tiny", "--device", "cpu"]
@@ -68,6 +70,7 @@ def test_the_work_of_pfl_runs_beside_a_hand_written_loop(tmp_path):
     assert "error" in found["pfl"] or found["pfl"]["versions"]["pfl"] == "0.6.0"
 
 
+@pytest.mark.slow
 def test_populations_of_two_sizes_are_compared(tmp_path, monkeypatch):
     out = tmp_path / "scale.json"
     call(monkeypatch, "scale", "--tiny", "--algorithms", "scaffold", "--out", out)

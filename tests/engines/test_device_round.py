@@ -31,11 +31,11 @@ def world(algorithm, dropout=0.2, **settings) -> fl.Trainer:
     torch.manual_seed(3)
     net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Dropout(dropout), nn.Linear(5, 3))
     task = fl.Task(net, dtype=torch.float64, feature="0")
-    chosen = {"work": fl.Work(epochs=2, batch=4), "sampler": fl.Uniform(4), **settings}
+    chosen = {"work": fl.Work(epochs=1, batch=5), "sampler": fl.Uniform(4), **settings}
     return fl.Trainer(task, fl.Federation.of(clients), algorithm, seed=5, **chosen)
 
 
-def agree(one: fl.Trainer, other: fl.Trainer, rounds: int = 3) -> None:
+def agree(one: fl.Trainer, other: fl.Trainer, rounds: int = 2) -> None:
     for a, b in zip(one.run(rounds), other.run(rounds), strict=True):
         assert (a.ids, a.skipped, a.steps) == (b.ids, b.skipped, b.steps)
         assert (a.floats_down, a.floats_up) == (b.floats_down, b.floats_up)
@@ -58,11 +58,11 @@ def test_every_algorithm_is_the_reference(name):
 @pytest.mark.parametrize(
     "work",
     [
-        fl.Work(epochs=(1, 3), batch=4),
-        fl.Work(epochs=2, batch=3, last="drop"),
-        fl.Work(epochs=2, batch=6, last="bootstrap"),
-        fl.Work(steps=7, batch=4),
-        fl.Work(steps=(1, 9), batch=None),
+        fl.Work(epochs=(1, 2), batch=7),
+        fl.Work(epochs=2, batch=7, last="drop"),
+        fl.Work(epochs=1, batch=6, last="bootstrap"),
+        fl.Work(steps=3, batch=4),
+        fl.Work(steps=(1, 3), batch=None),
     ],
 )
 @pytest.mark.parametrize("in_place", [True, False])
@@ -77,7 +77,7 @@ def test_any_work(work, in_place):
 def test_a_cohort_of_changing_size_is_padded():
     algorithm, chance = fl.scaffold(0.1), fl.Bernoulli(0.6)
     fast = world(algorithm, graph=True, sampler=chance)
-    agree(world(algorithm, engine="reference", sampler=chance), fast, rounds=8)
+    agree(world(algorithm, engine="reference", sampler=chance), fast, rounds=4)
 
 
 def test_buffers_are_kept_while_a_cohort_fits():

@@ -97,7 +97,7 @@ class Fleet:
     def _runner_for(self, opened: Sequence[Opened]) -> DeviceRound:
         """Find the buffers that hold these cohorts, or make some."""
         shapes = [
-            _engine(trainer).shape(trainer.algorithm, one.cohort)
+            _engine(trainer).shape(trainer.algorithm, one.cohort, one.everyone)
             for trainer, one in zip(self.trainers, opened, strict=True)
         ]
         wanted = shapes[0]

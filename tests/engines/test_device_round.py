@@ -114,6 +114,18 @@ def test_a_model_that_was_read_stays():
     assert torch.equal(server.w, kept) and not torch.equal(trainer.server.w, kept)
 
 
+def test_clients_may_join_and_leave():
+    """Also where a rule reads the record of everybody, whose length then changes."""
+    each = fl.fedvra(0.1, gamma=[0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0.1], a=0.5, d=1.0)
+    one, other = (world(each, **s) for s in ({"engine": "reference"}, {"graph": True}))
+    assert any(rule.reads_everyone for rule in one.algorithm.chain)
+    agree(one, other)
+    for trainer in (one, other):
+        trainer.leave([6])
+    agree(one, other)
+    assert other.engine.plan()["graph"]
+
+
 def test_it_goes_on_from_a_checkpoint(tmp_path):
     whole, first = (world(fl.adabest(0.1), graph=True) for _ in range(2))
     whole.run(5)

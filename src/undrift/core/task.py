@@ -19,13 +19,13 @@ from undrift.core.convolution import Seam
 from undrift.core.losses import LOSSES, METRICS, PerExample
 from undrift.core.ops import (
     Pass,
-    current_pass,
     draws_anything,
     prepare,
     read_buffers,
     running,
 )
 from undrift.core.trouble import find_trouble
+from undrift.core.watching import watch
 from undrift.errors import ConfigError, TaskError, unknown_name
 
 Vec = Tensor  # [P], the flat parameter vector
@@ -108,8 +108,8 @@ class Task:
         self.float_buffers = {n: b.shape for n, b in kept.items() if b.is_floating_point()}
         self.counter_names = tuple(n for n, b in kept.items() if not b.is_floating_point())
         if feature is not None:
-            _watch(self.module, feature)
-            _watch(self.eval_module, feature)
+            watch(self.module, feature)
+            watch(self.eval_module, feature)
 
     @classmethod
     def build(cls, factory: Callable[[], nn.Module], seed: int, **settings: Any) -> Task:
@@ -379,26 +379,3 @@ def _named_loss(loss: str | PerExample) -> tuple[str, PerExample]:
 
 def _advice(x: Tensor) -> str:
     return "" if x.is_floating_point() else " (does the module expect x.float()?)"
-
-
-def _watch(module: nn.Module, feature: str) -> None:
-    """Let the pass that is running note what flows through the feature layer."""
-    name, _, side = feature.partition(":")
-    known = [n for n, _ in module.named_modules() if n]
-    if name not in known:
-        raise unknown_name("layer", name, known, "Task.feature")
-    layer = module.get_submodule(name)
-    if side == "input":
-        layer.register_forward_pre_hook(_note_input)
-    elif side == "":
-        layer.register_forward_hook(_note_output)
-    else:
-        raise ConfigError(f"Task.feature: {feature!r} should read 'layer' or 'layer:input'")
-
-
-def _note_input(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
-    current_pass().notes["features"] = args[0]
-
-
-def _note_output(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-    current_pass().notes["features"] = output

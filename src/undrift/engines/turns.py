@@ -20,6 +20,7 @@ class Shape(NamedTuple):
     clients: int
     room: Room  # for the batches; without epochs the host makes their order
     examples: int  # of the largest client; 0 where nobody goes through all of its data
+    people: int = 0  # in the record of everybody; 0 where no rule reads it
 
     def holds(self, other: Shape) -> bool:
         """Whether a cohort of another shape fits without much waste."""
@@ -27,13 +28,14 @@ class Shape(NamedTuple):
         small = other.clients <= self.clients and other.room.steps <= room.steps
         same = (other.room.batch, other.room.epochs, other.room.width) == fixed
         close = 8 * other.clients >= 7 * self.clients
-        return small and same and close and other.examples == self.examples
+        fixed_too = other.examples == self.examples and other.people == self.people
+        return small and same and close and fixed_too
 
     def joined(self, other: Shape) -> Shape:
         """Make room for both."""
         room = Room(*map(max, self.room, other.room))
         most = max(self.clients, other.clients), max(self.examples, other.examples)
-        return Shape(most[0], room, most[1])
+        return Shape(most[0], room, most[1], max(self.people, other.people))
 
 
 class Turn(NamedTuple):

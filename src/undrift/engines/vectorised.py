@@ -139,7 +139,7 @@ class Vectorised(Engine):
             return super().round(algo, server, work.ordered(), population, everyone)
         turn = self.turn(algo, server, work, population, everyone)
         try:
-            (done,) = self._runner(algo, turn.work).run([turn])
+            (done,) = self._runner(algo, turn.work, everyone).run([turn])
         except UndriftError:
             raise
         except Exception as error:
@@ -189,7 +189,7 @@ class Vectorised(Engine):
         """Whether the examples are in memory."""
         return not isinstance(self.federation.x, Streamed)
 
-    def shape(self, algo: Algorithm, work: Assignment) -> Shape:
+    def shape(self, algo: Algorithm, work: Assignment, everyone: Tree) -> Shape:
         """Tell what a cohort needs on the device."""
         looks = any(algo.uses(hook) for hook in ("probe", "begin", "review"))
         examples = self.federation.max_size if looks else 0
@@ -197,11 +197,11 @@ class Vectorised(Engine):
         room = Room(steps, batch, 0, 0)
         if not steps and isinstance(work.plan, Work):
             room = self._room(work.plan) or room
-        return Shape(clients, room, examples)
+        return Shape(clients, room, examples, len(everyone[0]) if leaves(everyone) else 0)
 
-    def _runner(self, algo: Algorithm, work: Assignment) -> DeviceRound:
+    def _runner(self, algo: Algorithm, work: Assignment, everyone: Tree) -> DeviceRound:
         """Find the buffers that hold this cohort, or make some."""
-        wanted = self.shape(algo, work)
+        wanted = self.shape(algo, work, everyone)
         for runner in self._rounds:
             if runner.algos[0] is algo and runner.shape.holds(wanted):
                 return runner

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from undrift.kernels import interpreted
+from undrift.kernels.memory import recall, remember
 
 log = logging.getLogger("undrift")
 
@@ -84,13 +85,19 @@ def configuration(
         return chosen[full]
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return candidates[0]
-    made = trial()
-    if problem.operations < SMALL:
-        chosen[full] = first_right(full, made)
-    else:
-        compile_all([made])
-        chosen[full] = tune(full, made)
-    return chosen[full]
+    found = recall(full)
+    if found is None or found not in candidates:  # never tried, or the list has changed since
+        found = _found(full, trial(), problem.operations < SMALL)
+        remember(full, found)
+    chosen[full] = found
+    return found
+
+
+def _found(key: str, trial: Trial, small: bool) -> Configuration:
+    if small:
+        return first_right(key, trial)
+    compile_all([trial])
+    return tune(key, trial)
 
 
 def first_right(key: str, trial: Trial) -> Configuration:

@@ -1,0 +1,56 @@
+"""Configurations that were found earlier on this machine, in the user's cache folder.
+
+`UNDRIFT_CACHE` names another folder.  A file that is lost, damaged or cannot be written costs time
+and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger("undrift")
+
+_known: dict[Path, dict[str, Any]] = {}  # what was read, by file
+
+
+def recall(key: str) -> dict[str, Any] | None:
+    """Give what was found for a kernel, a problem and a device, if it was."""
+    found = _read(_file()).get(key)
+    return dict(found) if isinstance(found, dict) else None
+
+
+def remember(key: str, configuration: dict[str, Any]) -> None:
+    """Write one more; what another process wrote meanwhile is kept."""
+    path = _file()
+    _known.pop(path, None)
+    made = {**_read(path), key: configuration}
+    _known[path] = made
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f"{path.name}.{os.getpid()}")
+        beside.write_text(json.dumps(made, indent=1, sort_keys=True))
+        beside.replace(path)
+    except OSError as error:
+        log.debug("%s is not written: %s", path, error)
+
+
+def _file() -> Path:
+    import triton
+
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    folder = Path(os.environ.get("UNDRIFT_CACHE") or Path(home) / "undrift")
+    return folder / f"kernels-triton-{triton.__version__}.json"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if path not in _known:
+        try:
+            found = json.loads(path.read_text())
+        except (OSError, ValueError):
+            found = {}
+        _known[path] = found if isinstance(found, dict) else {}
+    return _known[path]

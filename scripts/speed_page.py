@@ -135,6 +135,29 @@ A cohort of 100, 5 steps of batch 20, an MLP of 1.0M parameters; SCAFFOLD's stat
 """
 
 
+def peers() -> str:
+    """Compare with other simulators, where that was measured."""
+    found = read("peers_cpu.json")
+    if found is None:
+        return ""
+    rows = []
+    for work, one in found["works"].items():
+        ratios = one["against_undrift"]["cpu_seconds"]["best"]
+        for name, ratio in ratios.items():
+            versions = one["peers"][name]["versions"]
+            told = ", ".join(f"{n} {v}" for n, v in versions.items() if n != "numpy")
+            used = min(t[name]["cpu_seconds"] for t in one["threads"].values() if name in t)
+            rows.append([work, name, told, f"{used:.2f}", f"{ratio:.2f}x"])
+    return f"""## Other simulators on a CPU
+
+    python benchmarks/peers.py      # {found["machine"]["cpu"]}, {found["machine"]["cores"]} cores
+
+{table(["work", "simulator", "versions", "CPU s a round", "against undrift"], rows)}
+CPU seconds of all threads and processes together, the better of one and two threads, medians of
+{found["repeats"]} turns in one run, each in an environment of its own. Checked: {found["checked_by"]}.
+"""
+
+
 def cpu() -> str:
     rows = []
     for one in read("cohort.json"):
@@ -166,7 +189,7 @@ done: [architecture](architecture.md), engines.
 
 
 def main() -> None:
-    parts = [HEAD, rounds(), kernels(), cpu(), scale()]
+    parts = [part for part in (HEAD, rounds(), kernels(), cpu(), peers(), scale()) if part]
     text = "\n".join(part.rstrip("\n") + "\n" for part in parts)
     (ROOT / "docs" / "speed.md").write_text(text)
 

@@ -34,7 +34,7 @@ from undrift.data.work import Work
 from undrift.engines.engine import PIECE, Engine, Outcome
 from undrift.engines.examples import Examples
 from undrift.engines.fused import Fused
-from undrift.engines.graphs import Buffers, Piece, graph_pool
+from undrift.engines.graphs import Buffers, Piece, copied, copy_into, graph_pool
 from undrift.engines.group import Group, Servers, client_structure
 from undrift.engines.plain import PlainSteps, is_plain, is_sequence
 from undrift.engines.turns import Crew, Done, Shape, Turn, grouped
@@ -144,8 +144,8 @@ class DeviceRound:
         if name not in self.buffers:
             self.buffers.put(name, tree_map(lambda *v: torch.stack(v), *values))
             return
-        for e, value in enumerate(values):
-            tree_map(lambda old, new, e=e: old[e].copy_(new), self.buffers[name], value)
+        held = self.buffers[name]
+        copy_into([tree_map(lambda v, e=e: v[e], held) for e in range(len(values))], values)
 
     def _padded(self, rows: Tree) -> Tree:
         def one(v: Tensor) -> Tensor:
@@ -167,9 +167,9 @@ class DeviceRound:
     def _results(self, g: int, turns: Sequence[Turn]) -> Iterator[tuple[int, Done]]:
         crew = self.crews[g]
         states, _, rows = self.buffers[f"result {g}"]
-        said = tree_map(torch.clone, rows._replace(notes=(), counters=EMPTY))
+        said = copied(rows._replace(notes=(), counters=EMPTY))
         for h, inside in enumerate(crew.inside):
-            after = tree_map(torch.clone, self.buffers[f"after {g} {h}"])
+            after = copied(self.buffers[f"after {g} {h}"])
             for at, i in enumerate(inside):
                 self._returned[i] = tree_map(lambda v, at=at: v[at], after)
         for e, i in enumerate(crew.members):

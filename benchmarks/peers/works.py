@@ -153,21 +153,23 @@ def _relatives() -> Iterator[Path]:
             yield process
 
 
-def _ticks(process: Path, fields: slice) -> int:
+def _ticks(process: Path) -> int:
     try:
         text = (process / "stat").read_text()
     except OSError:
         return 0
-    return sum(int(v) for v in text.rpartition(")")[2].split()[fields])
+    return sum(int(v) for v in text.rpartition(")")[2].split()[11:13])  # user and system
+
+
+_seen: dict[str, int] = {}  # ticks by process: one that has ended keeps what it had used
 
 
 def cost() -> Cost:
-    """Count what was used until now, by this process, its children and theirs."""
-    own, dead = slice(11, 13), slice(13, 15)  # user and system ticks; those of waited-for children
-    ticks = _ticks(Path("/proc/self"), dead)
+    """Count what was used until now by this process and its relatives."""
     if os.environ.get(FAMILY):
-        ticks += sum(_ticks(p, own) + _ticks(p, dead) for p in _relatives())
-    cpu = time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+        for process in _relatives():
+            _seen[process.name] = max(_seen.get(process.name, 0), _ticks(process))
+    cpu = time.process_time() + sum(_seen.values()) / os.sysconf("SC_CLK_TCK")
     return Cost(cpu, time.perf_counter())
 
 

@@ -60,25 +60,16 @@ class _Cohort(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             back = torch.bmm(ctx.weight.transpose(1, 2), g.transpose(1, 2)).transpose(1, 2)
         if isinstance(how.lr, Tensor):
-            _descend_by_client(ctx.weight, ctx.bias, g * how.lr[:, None, None], x, how.keep)
+            rate = _like(how.lr, g)
+            take_step(ctx.weight, None, how)  # decays
+            ctx.weight.baddbmm_(torch.where(rate == 0, 0.0, rate * g).transpose(1, 2), x, alpha=-1)
+            if ctx.bias is not None:
+                take_step(ctx.bias, g.sum(1), how)
             return back, None, None, None
         ctx.weight.baddbmm_(g.transpose(1, 2), x, beta=how.keep, alpha=-how.lr)
         if ctx.bias is not None:
             ctx.bias.mul_(how.keep).sub_(g.sum(1), alpha=how.lr)
         return back, None, None, None
-
-
-def _descend_by_client(
-    weight: Tensor, bias: Tensor | None, step: Tensor, x: Tensor, keep: float | Tensor
-) -> None:
-    """Take the step of every client; `step` is its learning rate times g."""
-    if isinstance(keep, Tensor):
-        weight.mul_(keep[:, None, None])
-    elif keep != 1:
-        weight.mul_(keep)
-    weight.baddbmm_(step.transpose(1, 2), x, alpha=-1)
-    if bias is not None:
-        bias.mul_(keep[:, None] if isinstance(keep, Tensor) else keep).sub_(step.sum(1))
 
 
 class _Linear(torch.autograd.Function):

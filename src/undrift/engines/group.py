@@ -40,7 +40,9 @@ from undrift.core.server import server_round
 from undrift.core.task import Batch, Task
 from undrift.core.tree import EMPTY, Tree, leaves, stack, structure, tree_map
 from undrift.core.views import Carry
+from undrift.engines.engine import by_client
 from undrift.engines.fused import Fused
+from undrift.errors import TaskError
 
 
 class NoPasses(Task):
@@ -55,7 +57,7 @@ class NoPasses(Task):
 
     def forward_named(self, *args: Any, **settings: Any) -> Any:
         """Refuse."""
-        raise NotImplementedError("a rule runs the model in its own half of a step")
+        raise TaskError("a rule runs the model in its own half of a step")
 
 
 class Alike:
@@ -246,8 +248,7 @@ def client_structure(algo: Algorithm) -> Any:
 
 def masked_sum(rows: Tensor, accepted: Tensor) -> Tensor:
     """Add the rows of accepted clients in float64, in their order."""
-    mask = accepted.reshape(-1, *[1] * (rows.dim() - 1))
-    return torch.where(mask, rows, 0).sum(0, dtype=torch.float64)
+    return torch.where(by_client(accepted, rows), rows, 0).sum(0, dtype=torch.float64)
 
 
 def cohort_mean(algo: Algorithm, probes: tuple[Tree, ...], size: Tensor) -> tuple[Tree, ...]:
@@ -259,8 +260,7 @@ def cohort_mean(algo: Algorithm, probes: tuple[Tree, ...], size: Tensor) -> tupl
         weight = masked_sum(size, sound)
 
         def one(rows: Tensor) -> Tensor:
-            weighted = size.reshape(-1, *[1] * (rows.dim() - 1)) * rows
-            return (masked_sum(weighted, sound) / weight).to(rows.dtype)
+            return (masked_sum(by_client(size, rows) * rows, sound) / weight).to(rows.dtype)
 
         return tree_map(one, probe)
 

@@ -16,7 +16,7 @@ from torch.func import grad, vmap
 
 from undrift.core.algorithm import Algorithm, Broadcast, Client
 from undrift.core.blocks import moving
-from undrift.core.linear import Descent
+from undrift.core.linear import Descent, take_step
 from undrift.core.local import Sgd
 from undrift.core.ops import Pass
 from undrift.core.round import client_start
@@ -24,7 +24,6 @@ from undrift.core.rule import overrides
 from undrift.core.task import Batch, Buffers, Task
 from undrift.core.tree import tree_map, where_rows
 from undrift.core.views import Carry, step_key
-from undrift.engines.engine import by_client
 
 STEP_HOOKS = (
     *("begin", "start", "look_at", "loss", "penalty", "direction", "after_step", "review"),
@@ -135,7 +134,7 @@ class PlainSteps:
         how = how._replace(lr=how.lr / self.task.loss_scale)  # gradients come scaled
         grads, said = gradients(parts, (carry.buffers, batch, keys), how)
         for name, g in grads.items():
-            _descend(parts[name].detach(), g, how)
+            take_step(parts[name].detach(), g, how)
         seen: tuple[Tensor, dict[str, Tensor], Buffers] = said
         return seen
 
@@ -188,18 +187,6 @@ def _linear_names(module: nn.Module) -> set[str]:
     layers = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.Linear)]
     own = [(n, k) for n, m in layers for k, _ in m.named_parameters(recurse=False)]
     return {f"{n}.{k}" if n else k for n, k in own}
-
-
-def _descend(w: Tensor, g: Tensor | None, how: Descent) -> None:
-    # a parameter that the pass does not use decays all the same
-    if isinstance(how.keep, Tensor):
-        w.mul_(by_client(how.keep, w))
-    elif how.keep != 1:
-        w.mul_(how.keep)
-    if g is not None and isinstance(how.lr, Tensor):
-        w.addcmul_(g, by_client(how.lr, g), value=-1)
-    elif g is not None:
-        w.sub_(g, alpha=float(how.lr))
 
 
 __all__ = ["PlainSteps", "is_plain", "is_sequence"]

@@ -52,7 +52,7 @@ def test_seeds_of_one_algorithm():
 
 def test_plain_sgd_moves_in_place():
     fleet = same([lambda s=s: trainer(fl.fedavg(0.1), s, feature=None) for s in SEEDS])
-    assert fleet._runner.in_place
+    assert fleet._runner.stepping.in_place
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,11 @@
 """Whole rounds on a device, of one experiment or several, without a decision on the host.
 
     begin    models and states in, notes and probes made, everybody at the received model
-    step     one local step of the first m clients (those with most steps stand first)
+    step     one local step of everybody, or of those on the lanes (lanes.py)
     finish   reports summed, states out, the server's half of the round
 
 Everything between two pieces lives in buffers that keep their place, so each piece is recorded once
 and replayed; the host only says who takes part.  On a CPU the pieces are called as they are.
-
-Experiments of one structure share every call; others share forward and backward, where no rule
-takes part in it, and differ in their elementwise algebra alone.
 
 Letters: S experiments, C clients of a cohort and the padding behind them, K local steps, B batch.
 """
@@ -16,7 +13,6 @@ Letters: S experiments, C clients of a cohort and the padding behind them, K loc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,22 +20,22 @@ from torch import Tensor
 from torch.func import vmap
 
 from undrift.core.algorithm import Algorithm, Client, Row, Server
-from undrift.core.round import shares_gradient, task_gradient
+from undrift.core.round import shares_gradient
 from undrift.core.rule import ClientInfo
 from undrift.core.task import Batch, Task
 from undrift.core.transfer import send
-from undrift.core.tree import EMPTY, Tree, structure, tree_map
+from undrift.core.tree import EMPTY, Tree, leaves, structure, tree_map
 from undrift.core.views import key_of
 from undrift.data.work import Work
 from undrift.engines.engine import PIECE, Engine, Outcome
 from undrift.engines.examples import Examples
 from undrift.engines.fused import Fused
-from undrift.engines.graphs import Buffers, Piece, copied, copy_into, graph_pool
+from undrift.engines.graphs import Buffers, Piece, aligned, copied, copy_into, graph_pool
 from undrift.engines.group import Group, Servers, client_structure
-from undrift.engines.plain import PlainSteps, is_plain, is_sequence
+from undrift.engines.lanes import IDLE, Lanes, lanes_for, typical
+from undrift.engines.plain import is_plain, is_sequence
+from undrift.engines.stepping import Seat, Stepping
 from undrift.engines.turns import Crew, Done, Shape, Turn, grouped
-
-PARTS = 8  # a shrinking cohort is trained in at most so many sizes
 
 
 class DeviceRound:
@@ -79,11 +75,25 @@ class DeviceRound:
         self.data = Examples([engines[i] for i in self.places])
         one = len(self.groups) == 1 and self.groups[0].numbers is None
         plain = one and is_plain(algos[0]) and is_sequence(self.task.module)
-        self.in_place = in_place and plain
+        self.stepping = Stepping(self.task, in_place and plain)
+        self.lanes = self._make_lanes(engines)
         self.buffers, self.pool = Buffers(), graph_pool(self.device)
         self._pieces: dict[Any, Piece] = {}
         self._shown: dict[tuple[int, int, int], Outcome] = {}
         self._returned: dict[int, Server] = {}  # by experiment, from the last round
+
+    def _make_lanes(self, engines: Sequence[Engine]) -> Lanes | None:
+        """Use lanes where clients' steps differ so much that padding them would take longer."""
+        if not self.shape.room.epochs:
+            return None  # how far clients go is not known beforehand
+        steps = [self.plan.most_steps(e.federation.sizes).tolist() for e in engines]
+        some = [
+            [k for i in crew.members for k in typical(steps[i], self.shape.clients)]
+            for crew in self.crews
+        ]
+        each = self.task.size * self.shape.room.batch
+        widths = lanes_for(some, IDLE[self.device.type] / each)
+        return None if widths is None else Lanes(self.groups, widths)
 
     @property
     def places(self) -> list[int]:
@@ -95,23 +105,29 @@ class DeviceRound:
         """Train the cohorts of all experiments for one round."""
         self._load(turns)
         self._piece("begin", self._begin)
-        for k in range(max(int(turn.work.steps.max()) for turn in turns)):
-            live = [int((turn.work.steps > k).sum()) for turn in turns]
-            width = self._width(max(live))
-            whole = min(live) == width and len(turns) == 1  # one variant less to compile
-            self._piece(("step", width, whole), partial(self._step, width, whole))
+        steps = [[turns[i].work.steps.tolist() for i in crew.members] for crew in self.crews]
+        self._take_steps(steps)
         self._piece("finish", self._finish)
         found = {i: done for g in range(len(self.crews)) for i, done in self._results(g, turns)}
         return [found[i] for i in range(len(turns))]
+
+    def _take_steps(self, steps: list[list[list[int]]]) -> None:
+        """Take the local steps of everybody, given by crew, experiment and client."""
+        if self.lanes is not None:
+            self.lanes.take_places([self._seat(g) for g in range(len(self.groups))])
+            self.lanes.run(steps, lambda: self._piece("step", self._lanes_step))
+            return
+        for _ in range(max(k for crew in steps for own in crew for k in own)):
+            self._piece("step", self._step)
+
+    def _lanes_step(self) -> None:
+        assert self.lanes is not None, "asked for before"
+        self.lanes.step(self.stepping, self.data, self.buffers)
 
     def _piece(self, key: Any, function: Callable[[], None]) -> None:
         if key not in self._pieces:
             self._pieces[key] = Piece(function, self.pool)
         self._pieces[key]()
-
-    def _width(self, live: int) -> int:
-        part = -(-self.shape.clients // (PARTS if len(self.algos) == 1 else 2))
-        return min(self.shape.clients, -(-live // part) * part)
 
     def _load(self, turns: Sequence[Turn]) -> None:
         """Write what the host knows into the buffers; rows beyond a cohort take no step."""
@@ -255,7 +271,7 @@ class DeviceRound:
         """Models and their buffers lie side by side for all groups: one backward pass for all."""
         if "models" not in self.buffers:
             w, own = tree_map(lambda *v: torch.cat(v), *[(c.w, c.buffers) for c in carries])
-            self.buffers.hold("models", (_aligned(w), tree_map(torch.clone, own)))
+            self.buffers.hold("models", (aligned(w), tree_map(torch.clone, own)))
             first = 0
             for g, carry in enumerate(carries):
                 part = slice(first, first + self.groups[g].size)
@@ -295,60 +311,24 @@ class DeviceRound:
     def _number(self, value: int) -> Tensor:
         return torch.full((), float(value), dtype=self.task.dtype, device=self.device)
 
-    def _step(self, width: int, whole: bool) -> None:
-        """Let the first `width` clients take one step; unless `whole`, some of them are done."""
-        buffers, k = self.buffers, self.buffers["k"]
+    def _step(self) -> None:
+        """Let everybody take one step who still does."""
+        k = self.buffers["k"]
         at = k.long().reshape(1)
         order, rows, keys = (
-            buffers[n][:, :width].index_select(2, at)[:, :, 0] for n in ("order", "rows", "keys")
+            self.buffers[n].index_select(2, at)[:, :, 0] for n in ("order", "rows", "keys")
         )
+        seats = [self._seat(g) for g in range(len(self.groups))]
         batch = self.data.batch(rows, order)
-        if self.in_place:
-            self._step_in_place(width, batch, keys)
-            k.add_(1)
-            return
-        if self.task.augment is not None:
-            batch = vmap(vmap(self.task.augmented))(batch, keys)
-        w, own = tree_map(lambda v: v[:, :width], buffers["models"])
-        sharing = sum(g.size for g in self.groups if shares_gradient(g.algo))
-        together: Any = None
-        if sharing:
-            inputs = tree_map(lambda v: v[:sharing], (w, own, batch, keys))
-            together = vmap(vmap(partial(task_gradient, self.task)))(*inputs)
-        first = 0
-        for g, group in enumerate(self.groups):
-            part = slice(first, first + group.size)
-            first = part.stop
-            clients, held = tree_map(
-                lambda v: v[:, :width], (buffers[f"clients {g}"], buffers[f"carry {g}"])
-            )
-            seen, mine = tree_map(lambda v, part=part: v[part], (batch, keys))
-            broadcast = buffers[f"broadcast {g}"]
-            if shares_gradient(group.algo):
-                found = tree_map(lambda v, part=part: v[part], together)
-            else:
-                carry = held._replace(state=clients.state)
-                found = group.gradient(broadcast, clients, carry, seen, mine)
-            move = group.move(whole, width == self.shape.clients)
-            move(broadcast, clients, held, seen, mine, k, found)
+        models, number = self.buffers["models"], k.expand(len(self.algos))
+        self.stepping.take(self.groups, seats, models, batch, keys, number)
         k.add_(1)
 
-    def _step_in_place(self, width: int, batch: Batch, keys: Tensor) -> None:
-        """Move the models themselves, all clients of all experiments in one axis."""
-        clients, carry, broadcast = (
-            self.buffers[n] for n in ("clients 0", "carry 0", "broadcast 0")
+    def _seat(self, g: int) -> Seat:
+        broadcast, clients, carry = (
+            self.buffers[f"{name} {g}"] for name in ("broadcast", "clients", "carry")
         )
-        k, algo = self.buffers["k"], self.groups[0].algo
-        clients, carry = tree_map(lambda v: v[:, :width], (clients, carry))
-        rates = vmap(lambda round: torch.zeros_like(round) + algo.local.lr_at(round, k))
-        live = k < clients.steps
-        lr = torch.where(live, rates(broadcast.round)[:, None], torch.zeros_like(carry.loss))
-        # one axis for all: a view, for the models of a whole cohort lie side by side
-        flat = tree_map(lambda v: v.flatten(0, 1), (carry, batch, keys, lr, live))
-        steps = PlainSteps(self.task, algo, broadcast, together=True)
-        steps.step_in_place(*flat)
-        if width < self.shape.clients and len(self.algos) > 1:  # there it was a copy
-            tree_map(lambda old, new: old.copy_(new.view_as(old)), carry, flat[0])
+        return Seat(tuple(leaves(self.groups[g].numbers)), broadcast, clients, carry)
 
     def _finish(self) -> None:
         first = 0
@@ -377,10 +357,3 @@ class DeviceRound:
             everyone = self.buffers[f"everyone {g} {h}"]
             after = servers.round(before, total, rows, who, people, everyone)
             self.buffers.hold(f"after {g} {h}", after)
-
-
-def _aligned(w: Tensor) -> Tensor:
-    """Copy models so that each begins at a multiple of 64 bytes: kernels then load 16 at a time."""
-    *lead, size = w.shape
-    made = w.new_empty((*lead, -(-size // 16) * 16))[..., :size]
-    return made.copy_(w)

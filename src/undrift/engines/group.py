@@ -69,18 +69,23 @@ class Alike:
         # numbers that differ become tensors with an axis for experiments
         self.numbers = None if same else tree_map(lambda v: v.to(device), stack(list(algos)))
 
-    def each(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Map function(algo, ...) of one experiment over all of them."""
+    def each(
+        self, function: Callable[..., Any], numbers: Sequence[Tensor] = ()
+    ) -> Callable[..., Any]:
+        """Map function(algo, ...) of one experiment over all of them.
+
+        `numbers` stand in for the experiments' own, tensor by tensor.
+        """
+        given = iter(numbers)
+        own = tree_map(lambda v: next(given), self.numbers) if numbers else self.numbers
+        if own is not None:
+            axes = tree_map(lambda v: 0, own)  # what is not set has none
+            return lambda *trees: vmap(function, in_dims=(axes, *[0] * len(trees)))(own, *trees)
         if self.size == 1:
             return lambda *trees: tree_map(
                 lambda v: v[None], function(self.algo, *tree_map(lambda v: v[0], trees))
             )
-        if self.numbers is None:
-            return vmap(partial(function, self.algo))
-        axes = tree_map(lambda v: 0, self.numbers)  # what is not set has none
-        return lambda *trees: vmap(function, in_dims=(axes, *[0] * len(trees)))(
-            self.numbers, *trees
-        )
+        return vmap(partial(function, self.algo))
 
 
 class Servers(Alike):
@@ -103,7 +108,14 @@ class Group(Alike):
         self.task, self.compiled = task, device.type == "cuda"
         closed = self.each(self._closed)
         self.close = Fused(closed, "the end of a round", compiled=self.compiled)
-        self._moves: dict[bool, Fused] = {}
+        self.move = self._fused_move()
+
+    def spread(self, lanes: int) -> Group:
+        """Copy it for the steps of single clients on so many lanes, each with its own numbers."""
+        twin = copy.copy(self)
+        twin.size = lanes
+        twin.move = twin._fused_move()
+        return twin
 
     def uses(self, hook: str) -> bool:
         """Whether some rule has this hook."""
@@ -166,8 +178,9 @@ class Group(Alike):
 
     # -- steps -------------------------------------------------------------------------------
     def gradient(
-        self, broadcast: Broadcast, clients: Client, carry: Carry, batch: Batch, keys: Tensor
-    ) -> Any:
+        self, numbers: Sequence[Tensor], broadcast: Broadcast, clients: Client, carry: Carry,
+        batch: Batch, keys: Tensor,
+    ) -> Any:  # fmt: skip
         """Take the first half of a step, where rules take part in it."""
 
         def one(
@@ -178,26 +191,18 @@ class Group(Alike):
 
             return vmap(own)(clients, carry, batch, keys)
 
-        return self.each(one)(broadcast, clients, carry, batch, keys)
+        return self.each(one, numbers)(broadcast, clients, carry, batch, keys)
 
-    def move(self, whole: bool, everybody: bool) -> Callable[..., Tree]:
-        """Give the second half of a step, which moves what clients hold in place.
+    def _fused_move(self) -> Fused:
+        """Make the second half of a step: it moves what clients hold in place."""
+        return Fused(
+            self._moving(NoPasses.of(self.task)),
+            "a local step",
+            compiled=self.compiled,
+            plain=self._moving(self.task),
+        )
 
-        Unless `whole`, some of them are done.  It is fused for everybody alone: when only some
-        still train there is less to do, and every width would have to be compiled.
-        """
-        if not everybody:
-            return self._moving(self.task, whole)
-        if whole not in self._moves:
-            self._moves[whole] = Fused(
-                self._moving(NoPasses.of(self.task), whole),
-                "a local step",
-                compiled=self.compiled,
-                plain=self._moving(self.task, whole),
-            )
-        return self._moves[whole]
-
-    def _moving(self, task: Task, whole: bool) -> Callable[..., Tree]:
+    def _moving(self, task: Task) -> Callable[..., Tree]:
         def one(
             algo: Algorithm, sent: Broadcast, clients: Client, held: Carry, batch: Batch,
             keys: Tensor, k: Tensor, found: Any,
@@ -208,13 +213,13 @@ class Group(Alike):
                 return moved._replace(state=EMPTY)
 
             moved: Carry = vmap(own)(clients, held, batch, keys, found)
-            return moved if whole else tree.where_rows(k < clients.steps, moved, held)
+            return tree.where_rows(k < clients.steps, moved, held)
 
         def move(
-            sent: Broadcast, clients: Client, held: Carry, batch: Batch, keys: Tensor, k: Tensor,
-            found: Any,
+            numbers: Sequence[Tensor], sent: Broadcast, clients: Client, held: Carry, batch: Batch,
+            keys: Tensor, k: Tensor, found: Any,
         ) -> Tree:  # fmt: skip
-            moved = self.each(one)(sent, clients, held, batch, keys, k.expand(self.size), found)
+            moved = self.each(one, numbers)(sent, clients, held, batch, keys, k, found)
             for old, new in zip(leaves(held), leaves(moved), strict=True):
                 old.copy_(new)
             return EMPTY

@@ -1,0 +1,208 @@
+"""Clients of unequal length on a fixed number of lanes.
+
+Padding everybody to the longest client wastes most of a device when sizes are skewed.  Here a lane
+trains one client after the other: those with most steps first, each on the lane that is free first,
+so that all lanes end at about the same time and every step has the same width.
+
+The host knows how many steps each client takes, and so the whole timetable; between two steps it
+copies those who are done back to their place and the next ones in.  A lane holds a copy of all that
+its client's steps read.
+
+Letters: M lanes, C clients of a cohort, T steps of the whole round.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from undrift.core.transfer import send
+from undrift.core.tree import leaves, tree_map
+from undrift.engines.examples import Examples
+from undrift.engines.graphs import Buffers, aligned, copy_all
+from undrift.engines.group import Group
+from undrift.engines.stepping import Seat, Stepping
+
+# What a device does in the time that a step takes however few train: weights times examples.
+# (feddyn_cnn on one H200: 10 clients of batch 50 take 0.47 ms a step, 100 take 2.2.)
+IDLE = {"cuda": 640e6, "cpu": 0.0}
+WORTH = 0.8  # lanes are taken where they need less than this part of the time
+NOBODY = 2**31  # a step that nobody takes
+
+
+class Stay(NamedTuple):
+    """One client on its lane."""
+
+    client: int
+    lane: int
+    start: int
+    steps: int
+
+
+def timetable(steps: Sequence[int], lanes: int) -> list[Stay]:
+    """Give every client a lane: those with most steps first, each where it can begin first."""
+    free = [(0, lane) for lane in range(lanes)]
+    stays = []
+    for client in sorted(range(len(steps)), key=lambda c: -steps[c]):
+        if not steps[client]:
+            continue
+        start, lane = free[0]
+        stays.append(Stay(client, lane, start, steps[client]))
+        heapq.heapreplace(free, (start + steps[client], lane))
+    return stays
+
+
+def length(stays: Sequence[Stay]) -> int:
+    """Tell how many steps a timetable takes."""
+    return max((stay.start + stay.steps for stay in stays), default=0)
+
+
+def typical(steps: Sequence[int], count: int) -> list[int]:
+    """Draw a cohort that stands for all: evenly from short to long, the longest included."""
+    order = sorted(steps)
+    return [order[-1 - (i * len(order)) // count] for i in range(count)]
+
+
+def lanes_for(crews: Sequence[Sequence[int]], idle: float) -> list[int] | None:
+    """Choose how many lanes each crew of clients gets; None where padding is as good.
+
+    `idle` is what a step costs by itself, in clients.
+    """
+    everybody = sum(len(steps) for steps in crews)
+    longest = max((max(steps, default=0) for steps in crews), default=0)
+    if not longest:
+        return None
+    wanted = [max(1, -(-sum(steps) // longest)) for steps in crews]
+    taken = max(length(timetable(steps, lanes)) for steps, lanes in zip(crews, wanted, strict=True))
+    padded = longest * (idle + everybody)
+    return wanted if taken * (idle + sum(wanted)) < WORTH * padded else None
+
+
+class Lanes:
+    """The lanes of all crews, side by side."""
+
+    def __init__(self, groups: Sequence[Group], widths: list[int]) -> None:
+        self.widths, self.size = widths, sum(widths)
+        self.groups = [g.spread(width) for g, width in zip(groups, widths, strict=True)]
+        self.seats: list[Seat] = []
+        self._rows: list[tuple[_Rows, _Rows]] = []  # of the cohort, of the lanes
+
+    def take_places(self, cohorts: Sequence[Seat]) -> None:
+        """Make the seats, the first time; buffers of cohorts and seats keep their place."""
+        if self.seats:
+            return
+        for cohort, lanes in zip(cohorts, self.widths, strict=True):
+            self.seats.append(tree_map(lambda v, n=lanes: _room(v, n), _one(cohort)))
+        parts = [(seat.carry.w, seat.carry.buffers) for seat in self.seats]
+        w, own = tree_map(lambda *v: torch.cat(v), *parts)
+        self.models = aligned(w), own
+        for g, part in enumerate(split(self.widths)):
+            w, own = tree_map(lambda v, part=part: v[part], self.models)
+            seat = self.seats[g]
+            self.seats[g] = seat._replace(carry=seat.carry._replace(w=w, buffers=own))
+        self._rows = [(_Rows(a), _Rows(b)) for a, b in zip(cohorts, self.seats, strict=True)]
+        self.now = torch.zeros((3, self.size), dtype=torch.int64, device=w.device)
+
+    def run(self, steps: list[list[list[int]]], step: Callable[[], None]) -> None:
+        """Train everybody: `steps` by crew, experiment and client."""
+        plans = [
+            timetable([k for own in crew for k in own], lanes)
+            for crew, lanes in zip(steps, self.widths, strict=True)
+        ]
+        total = max(length(stays) for stays in plans)
+        table = send(self._table(plans, total), self.now.device)
+        moves = [_moves(stays) for stays in plans]
+        for t in range(total + 1):
+            for rows, by_time in zip(self._rows, moves, strict=True):
+                _exchange(*rows, *by_time.get(t, ((), ())))
+            if t < total:
+                self.now.copy_(table[t])
+                step()
+
+    def _table(self, plans: list[list[Stay]], total: int) -> Tensor:
+        """Say for every step and lane who trains, on which batch, as which step: [T, 3, M].
+
+        Where nobody does, the first client's first batch is looked up.
+        """
+        made = torch.zeros((total, 3, self.size), dtype=torch.int64)
+        made[:, 2] = NOBODY
+        places = split([rows.count for rows, _ in self._rows])
+        for stays, lanes, clients in zip(plans, split(self.widths), places, strict=True):
+            for stay in stays:
+                own = made[stay.start : stay.start + stay.steps, :, lanes.start + stay.lane]
+                own[:, 0] = clients.start + stay.client
+                own[:, 1:] = torch.arange(stay.steps)[:, None]
+        return made
+
+    def step(self, stepping: Stepping, data: Examples, buffers: Buffers) -> None:
+        """Let every lane take the step that `now` says."""
+        who, at, k = self.now
+        place = who * buffers["keys"].shape[2] + at
+        order, rows, keys = (
+            buffers[name].flatten(0, 2).index_select(0, place)[:, None]
+            for name in ("order", "rows", "keys")
+        )
+        batch = data.batch(rows, order)
+        numbers = k.to(stepping.task.dtype)
+        stepping.take(self.groups, self.seats, self.models, batch, keys, numbers)
+
+
+class _Rows:
+    """The clients of a seat, tensor by tensor; kept, for the memory keeps its place."""
+
+    def __init__(self, seat: Seat) -> None:
+        self.seat = seat
+        experiments, self.clients = seat.carry.w.shape[:2]
+        self.count = experiments * self.clients
+        self._kept: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
+
+    def __getitem__(self, place: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Give what moves and what does not."""
+        if place not in self._kept:
+            a, b = divmod(place, self.clients)
+            rest = [v[a] for v in leaves((self.seat.numbers, self.seat.broadcast))]
+            rest += [v[a, b] for v in leaves(self.seat.clients)]
+            self._kept[place] = [v[a, b] for v in leaves(self.seat.carry)], rest
+        return self._kept[place]
+
+
+def _exchange(cohort: _Rows, lanes: _Rows, leaving: Sequence[Stay], coming: Sequence[Stay]) -> None:
+    """Copy those who are done back to their place, then the next ones in."""
+    copy_all(
+        [v for s in leaving for v in cohort[s.client][0]],
+        [v for s in leaving for v in lanes[s.lane][0]],
+    )
+    copy_all(
+        [v for s in coming for part in lanes[s.lane] for v in part],
+        [v for s in coming for part in cohort[s.client] for v in part],
+    )
+
+
+def _moves(stays: Sequence[Stay]) -> dict[int, tuple[list[Stay], list[Stay]]]:
+    """List who leaves and who comes, by the step before which they do."""
+    found: dict[int, tuple[list[Stay], list[Stay]]] = {}
+    for stay in stays:
+        found.setdefault(stay.start, ([], []))[1].append(stay)
+        found.setdefault(stay.start + stay.steps, ([], []))[0].append(stay)
+    return found
+
+
+def _one(cohort: Seat) -> Seat:
+    """Take the first client of the first experiment, with the axes of a lane: [1, 1, ...]."""
+    shared, own = (cohort.numbers, cohort.broadcast), (cohort.clients, cohort.carry)
+    return Seat(*tree_map(lambda v: v[:1], shared), *tree_map(lambda v: v[:1, :1], own))
+
+
+def _room(first: Tensor, lanes: int) -> Tensor:
+    return first.expand(lanes, *first.shape[1:]).clone(memory_format=torch.contiguous_format)
+
+
+def split(sizes: Sequence[int]) -> list[slice]:
+    """Cut an axis into consecutive parts of these sizes."""
+    ends = list(accumulate(sizes, initial=0))
+    return [slice(a, b) for a, b in pairwise(ends)]

@@ -1,0 +1,87 @@
+"""One local step of all clients that are there, of all experiments.
+
+Experiments of one structure share every call; others share forward and backward, where no rule
+takes part in it, and differ in their elementwise algebra alone.
+
+Every tree has two leading axes [A, B]: A experiments with their B clients, or A lanes with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from undrift.core.algorithm import Algorithm, Broadcast, Client
+from undrift.core.round import shares_gradient, task_gradient
+from undrift.core.task import Batch, Buffers, Task
+from undrift.core.tree import tree_map
+from undrift.core.views import Carry
+from undrift.engines.group import Group
+from undrift.engines.plain import PlainSteps
+
+
+class Seat(NamedTuple):
+    """What the steps of one crew read and move."""
+
+    numbers: tuple[Tensor, ...]  # of its algorithms, [A]; none where all have the same
+    broadcast: Broadcast  # [A]
+    clients: Client
+    carry: Carry
+
+
+class Stepping:
+    """Takes local steps, in place."""
+
+    def __init__(self, task: Task, in_place: bool) -> None:
+        self.task, self.in_place = task, in_place
+
+    def take(
+        self, groups: Sequence[Group], seats: Sequence[Seat], models: tuple[Tensor, Buffers],
+        batch: Batch, keys: Tensor, k: Tensor,
+    ) -> None:  # fmt: skip
+        """Take one step; k [A] is its number, and nobody moves who takes no such step.
+
+        `models` are those of all seats, side by side.
+        """
+        if self.in_place:
+            self._take_in_place(groups[0].algo, seats[0], batch, keys, k)
+            return
+        if self.task.augment is not None:
+            batch = vmap(vmap(self.task.augmented))(batch, keys)
+        sharing = sum(g.size for g in groups if shares_gradient(g.algo))
+        together: Any = None
+        if sharing:
+            inputs = tree_map(lambda v: v[:sharing], (*models, batch, keys))
+            together = vmap(vmap(partial(task_gradient, self.task)))(*inputs)
+        first = 0
+        for group, seat in zip(groups, seats, strict=True):
+            part = slice(first, first + group.size)
+            first = part.stop
+            seen, mine, number = tree_map(lambda v, part=part: v[part], (batch, keys, k))
+            if shares_gradient(group.algo):
+                found = tree_map(lambda v, part=part: v[part], together)
+            else:
+                found = group.gradient(seat.numbers, *_at(seat), seen, mine)
+            group.move(*seat, seen, mine, number, found)
+
+    def _take_in_place(
+        self, algo: Algorithm, seat: Seat, batch: Batch, keys: Tensor, k: Tensor
+    ) -> None:
+        """Move the models themselves, everybody in one axis."""
+        carry = seat.carry
+        rates = vmap(lambda round, k: torch.zeros_like(round) + algo.local.lr_at(round, k))
+        live = k[:, None] < seat.clients.steps
+        own = rates(seat.broadcast.round, k)[:, None]
+        lr = torch.where(live, own, torch.zeros_like(carry.loss))
+        # one axis for all: a view, for models lie side by side
+        flat = tree_map(lambda v: v.flatten(0, 1), (carry, batch, keys, lr, live))
+        PlainSteps(self.task, algo, seat.broadcast, together=True).step_in_place(*flat)
+
+
+def _at(seat: Seat) -> tuple[Broadcast, Client, Carry]:
+    return seat.broadcast, seat.clients, seat.carry._replace(state=seat.clients.state)

@@ -1,0 +1,92 @@
+"""Clients of unequal length share lanes: the timetable, and the same numbers as alone."""
+
+import pytest
+import torch
+from torch import nn
+
+import undrift as fl
+from undrift.engines.lanes import lanes_for, length, timetable, typical
+from undrift.testing.compare import distance
+from undrift.testing.world import numbers
+
+SIZES = (80, 4, 12, 24, 5, 44, 16, 8)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 5, 9])
+def test_everybody_has_a_lane_of_its_own_while_it_trains(lanes):
+    steps = [5, 1, 9, 0, 3, 3, 7, 2, 2, 1]
+    stays = timetable(steps, lanes)
+    assert sorted(s.client for s in stays) == [c for c, k in enumerate(steps) if k]
+    assert all(s.steps == steps[s.client] for s in stays)
+    taken = [(s.lane, t) for s in stays for t in range(s.start, s.start + s.steps)]
+    assert len(set(taken)) == len(taken) == sum(steps)
+    assert {lane for lane, _ in taken} <= set(range(lanes))
+    # a list schedule: no lane is idle while somebody waits
+    assert length(stays) <= sum(steps) / lanes + max(steps)
+
+
+def test_long_clients_come_first_so_that_lanes_end_together():
+    assert length(timetable([8, 1, 1, 1, 1, 1, 1, 1, 1], 2)) == 8
+
+
+def test_a_typical_cohort_reaches_from_the_longest_to_the_short():
+    assert typical(range(1, 101), 4) == [100, 75, 50, 25]
+    assert typical([3, 1], 4) == [3, 3, 1, 1]
+
+
+def test_lanes_are_taken_where_padding_wastes():
+    assert lanes_for([[5, 5, 5]], idle=0) is None
+    assert lanes_for([[50, 2, 2, 2, 2]], idle=0) == [2]
+    assert lanes_for([[50, 2, 2, 2, 2]], idle=1000) is None  # a step is not cheaper with fewer
+    assert lanes_for([[]], idle=0) is None
+
+
+def world(algorithm, seed=0, **settings) -> fl.Trainer:
+    maker = torch.Generator().manual_seed(1)
+    clients = [
+        (torch.randn(n, 6, generator=maker).double(), torch.randint(0, 3, (n,), generator=maker))
+        for n in SIZES
+    ]
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+    chosen = {"work": fl.Work(epochs=1, batch=4), "sampler": fl.Uniform(5)}
+    if "engine" not in settings:
+        chosen["graph"] = True
+    task = fl.Task(net, dtype=torch.float64)
+    return fl.Trainer(task, fl.Federation.of(clients), algorithm, seed=seed, **chosen | settings)
+
+
+BUILDS = [
+    *[lambda lr=lr: fl.scaffold(local=fl.sgd(lr, momentum=0.9)) for lr in (0.05, 0.1)],
+    *[lambda mu=mu: fl.fedprox(0.1, mu=mu) for mu in (0.1, 1.0)],
+    lambda: fl.fednova(local=fl.sgd(0.1, momentum=0.5)),
+    lambda: fl.feddyn(0.1),
+    lambda: fl.fedavg(0.1),
+]
+
+
+@pytest.mark.parametrize("builds", [BUILDS[:1], BUILDS[-1:], BUILDS[:2], BUILDS])
+def test_lanes_change_no_number(builds):
+    """One experiment, plain steps in place, one sentence with other numbers, several sentences."""
+    fleet = fl.Fleet([world(build(), seed) for seed, build in enumerate(builds)])
+    fleet.run(3)
+    lanes = fleet._runner.lanes
+    assert lanes is not None and lanes.size < 5 * len(builds)
+    for seed, (trainer, build) in enumerate(zip(fleet.trainers, builds, strict=True)):
+        alone = world(build(), seed, engine="reference")
+        alone.run(3)
+        wanted = numbers(alone)
+        for name, value in numbers(trainer).items():
+            assert distance([value], [wanted[name]]) < 1e-12, name
+
+
+def test_a_lane_that_goes_wrong_keeps_it_to_its_client():
+    def broken(**settings) -> fl.Trainer:
+        made = world(fl.scaffold(0.1), sampler=fl.Everyone(), **settings)
+        made.federation.x[made.federation.members[:80]] = torch.inf  # the first and longest
+        return made
+
+    one, other = broken(), broken(engine="reference")
+    for a, b in zip(one.run(2), other.run(2), strict=True):
+        assert a.skipped == b.skipped == [0]
+    assert distance([one.server.w], [other.server.w]) < 1e-12

@@ -30,11 +30,11 @@ SERVERS = ("sgd", "adam", "adagrad", "yogi")
 
 
 def federations(args: Any) -> list[fl.Federation]:
-    count = 300 if args.tiny else 50_000
+    count = 60 if args.tiny else 50_000
     maker = torch.Generator(args.device).manual_seed(0)
     x = torch.randn(count, 3, 32, 32, generator=maker, device=args.device)
     y = torch.randint(0, 10, (count,), generator=maker, device=args.device)
-    clients, least = (6, 2) if args.tiny else (100, 10)
+    clients, least = (4, 2) if args.tiny else (100, 10)
     dealt = [DirichletClass(clients, alpha=0.1, min_size=least) for _ in range(args.seeds)]
     parts = [d.split(y.cpu().numpy(), seed) for seed, d in enumerate(dealt)]
     return [fl.Federation.split(x, y, [torch.as_tensor(i) for i in part]) for part in parts]
@@ -48,7 +48,7 @@ def make(client: str, server: str, seed: int, data: fl.Federation, args: Any) ->
         data,
         fl.comfed(client, server, local=local, **mu),
         work=fl.Work(epochs=1, batch=4 if args.tiny else 32),
-        sampler=fl.Uniform(count=3 if args.tiny else 10),
+        sampler=fl.Uniform(count=2 if args.tiny else 10),
         seed=seed,
         device=args.device,
         precision=args.precision,

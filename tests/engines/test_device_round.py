@@ -1,10 +1,14 @@
 """A round without a decision on the host, on a CPU: the same numbers as one client at a time."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 import undrift as fl
+from undrift.core.history import Histories
+from undrift.core.seam import Seam
 from undrift.engines.device_round import DeviceRound
 from undrift.engines.fused import Fused
 from undrift.engines.turns import Shape
@@ -163,3 +167,34 @@ def test_a_round_that_cannot_be_captured_runs_piece_by_piece(monkeypatch, caplog
     fast = world(fl.scaffold(0.1), graph=True)
     agree(world(fl.scaffold(0.1), engine="reference"), fast)
     assert "no such thing here" in caplog.text and not fast.engine.plan()["graph"]
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_wide_layers_remember_their_steps(monkeypatch, runs):
+    monkeypatch.setattr(Histories, "for_task", partial(Histories.for_task, least=0))
+
+    def wide(seed: int, **settings) -> fl.Trainer:
+        maker = torch.Generator().manual_seed(seed)
+        clients = [
+            (
+                torch.randn(n, 9, generator=maker).double(),
+                torch.randint(0, 3, (n,), generator=maker),
+            )
+            for n in (6, 8, 5, 7)
+        ]
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(9, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 3))
+        chosen = {"work": fl.Work(steps=(2, 3), batch=4), "sampler": fl.Uniform(3)}
+        data, task = fl.Federation.of(clients), fl.Task(net, dtype=torch.float64)
+        made = fl.Trainer(task, data, fl.fedavg(0.1), seed=seed, **chosen | settings)
+        if "graph" in settings:
+            made.task.seam = Seam(default="loop")  # as a device has one
+        return made
+
+    fleet = fl.Fleet([wide(seed, graph=True) for seed in range(runs)])
+    fleet.run(3)
+    assert list(fleet._runner.histories.layers) == ["0"]
+    for seed, trainer in enumerate(fleet.trainers):
+        alone = wide(seed, engine="reference")
+        alone.run(3)
+        assert distance([trainer.server.w], [alone.server.w]) < 1e-12

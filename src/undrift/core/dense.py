@@ -5,7 +5,7 @@ Shapes.  C clients, R rows: x [C, R, in], w [C, out, in], b [C, out].
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from undrift.core.linear import take_step
 from undrift.core.precision import multiplying, operand_type
 from undrift.core.seam import Way
 from undrift.errors import TaskError
+
+if TYPE_CHECKING:
+    from undrift.core.history import History
 
 
 def dense(x: Tensor, w: Tensor, b: Tensor | None, how: Way) -> Tensor:
@@ -29,23 +32,42 @@ def dense(x: Tensor, w: Tensor, b: Tensor | None, how: Way) -> Tensor:
     return y.reshape(*x.shape[:-1], w.shape[0])
 
 
-def multiply(a: Tensor, b: Tensor, precision: str) -> Tensor:
-    """Multiply [C, m, k] by [C, k, n] with float32 sums and output (float64: all in float64)."""
+def multiply(a: Tensor, b: Tensor, precision: str, result: torch.dtype | None = None) -> Tensor:
+    """Multiply [C, m, k] by [C, k, n] with float32 sums (float64: all in float64).
+
+    The output is as wide as the sums, or `result`: float32 or the operands' type.
+    """
     with multiplying(precision):
         if a.dtype in (torch.float32, torch.float64):
             return torch.bmm(a, b)
         if a.is_cuda:
-            return torch.bmm(a, b, out_dtype=torch.float32)
-        return torch.bmm(a.float(), b.float())
+            return torch.bmm(a, b, out_dtype=result or torch.float32)
+        return torch.bmm(a.float(), b.float()).to(result or torch.float32)
+
+
+def add_product(y: Tensor, a: Tensor, b: Tensor, scale: float, precision: str) -> Tensor:
+    """Add scale * a b to y [C, m, n], where it lies: float32 or of the operands' type."""
+    with multiplying(precision):
+        if a.dtype in (torch.float32, torch.float64) or (a.is_cuda and a.dtype == y.dtype):
+            return y.baddbmm_(a, b, alpha=scale)
+        if a.is_cuda:
+            return torch.baddbmm(y, a, b, torch.float32, alpha=scale, out=y)
+    return y.add_(multiply(a, b, precision), alpha=scale)
 
 
 class _Dense(torch.autograd.Function):
-    """A cohort's linear layer: (y, the weights in the operand type or empty)."""
+    """A cohort's linear layer: (y, the weights in the operand type or empty).
+
+    With a history the second is x instead, in the operand type or empty.
+    """
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, b: Tensor | None, how: Way) -> tuple[Tensor, Tensor]:
         kind = operand_type(how.precision, w.dtype)
         result, none = kind if how.narrow else w.dtype, w.new_empty((len(w), 0))
+        if _is_remembered(x, how):
+            y, operand = _history(how).forward(x, b, result)
+            return y, none if operand is x else operand
         problem = _problem(x, w, how)
         if problem is not None:
             from undrift.kernels import linear
@@ -63,7 +85,11 @@ class _Dense(torch.autograd.Function):
         cast = output[1]
         ctx.mark_non_differentiable(cast)
         ctx.dtypes = (x.dtype, w.dtype, w.dtype)
-        ctx.save_for_backward(x, cast if cast.numel() else w)
+        ctx.remembered = _is_remembered(x, ctx.how)
+        if ctx.remembered:
+            ctx.save_for_backward(cast if cast.numel() else x)
+        else:
+            ctx.save_for_backward(x, cast if cast.numel() else w)
         ctx.bias = b if ctx.how.descent is not None else None
 
     @staticmethod
@@ -71,7 +97,10 @@ class _Dense(torch.autograd.Function):
         needs = ctx.needs_input_grad[:3]
         if not any(needs):
             return (None,) * 4
-        (g, *_), (x, w) = grads, ctx.saved_tensors
+        g = grads[0]
+        if ctx.remembered:
+            return _remembered(ctx, g, needs[0]), None, None, None
+        x, w = ctx.saved_tensors
         if ctx.how.descent is not None:
             return _descended(g, x, w, ctx.bias, ctx.how, needs[0]), None, None, None
         found = iter(_DenseGradient.apply(g, x, w, ctx.how, ctx.dtypes, needs))  # type: ignore[no-untyped-call]
@@ -140,7 +169,7 @@ def _descended(
     if problem is not None:
         from undrift.kernels import linear
 
-        return linear.descend(problem, g, x, w, bias, *descent, by_input, x.dtype)
+        return linear.descend(problem, g, x, w, bias, descent.lr, descent.keep, by_input, x.dtype)
     needs = (by_input, True, b is not None)
     found = list(_gradients(g, x, w, how, (x.dtype, w.dtype, w.dtype), needs))
     back = found.pop(0) if by_input else None
@@ -148,6 +177,23 @@ def _descended(
         if held is not None:
             take_step(held, gradient, descent)
     return back
+
+
+def _is_remembered(x: Tensor, how: Way) -> bool:
+    return how.history is not None and how.history.takes(x)
+
+
+def _history(how: Way) -> History:
+    assert how.history is not None, "asked for before"
+    return how.history
+
+
+def _remembered(ctx: Any, g: Tensor, by_input: bool) -> Tensor | None:
+    """Hand a step to the layer's history and move the biases; give the gradient by x."""
+    (x,), how, (kind, wide, _) = ctx.saved_tensors, ctx.how, ctx.dtypes
+    if ctx.bias is not None:
+        take_step(ctx.bias.data, g.sum(1, dtype=wide), how.descent)
+    return _history(how).backward(g, x, kind if by_input else None)
 
 
 def _problem(x: Tensor, w: Tensor, how: Way) -> Any:

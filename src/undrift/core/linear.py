@@ -7,11 +7,14 @@ where nothing else reads the weights after their layer's backward pass; the engi
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from undrift.core.history import Histories
 
 
 class Descent(NamedTuple):
@@ -19,6 +22,7 @@ class Descent(NamedTuple):
 
     lr: float | Tensor  # of everybody, or one value per client: 0 stands still
     keep: float | Tensor  # 1 - lr * weight_decay
+    histories: Histories | None = None  # of layers of a seam whose weights move after all steps
 
 
 def take_step(w: Tensor, g: Tensor | None, how: Descent) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from undrift.core.conv_ways import TORCH_WAYS
 from undrift.core.linear import Descent
 from undrift.core.precision import check_precision
 from undrift.errors import unknown_name
+
+if TYPE_CHECKING:
+    from undrift.core.history import History
 
 WAYS = (*TORCH_WAYS, "triton", "auto")  # auto: whichever is fastest, found out once
 
@@ -21,6 +24,7 @@ class Way(NamedTuple):
     precision: str = "float32"
     narrow: bool = False  # leave the output in the operand type: the next layer reads it so
     descent: Descent | None = None  # take the SGD step while going back
+    history: History | None = None  # with a descent: remember the step instead, see core/history.py
 
 
 @dataclass(frozen=True)
@@ -48,4 +52,7 @@ class Seam:
 
     def way(self, layer: str, narrow: bool = False, descent: Descent | None = None) -> Way:
         """Give the way that a layer takes; linear layers are Triton's or torch's."""
-        return Way(self.choices.get(layer, self.default), self.precision, narrow, descent)
+        known = None if descent is None else descent.histories
+        history = None if known is None else known.layers.get(layer)
+        name = self.choices.get(layer, self.default)
+        return Way(name, self.precision, narrow, descent, history)

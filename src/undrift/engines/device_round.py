@@ -20,6 +20,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from undrift.core.algorithm import Algorithm, Client, Row, Server
+from undrift.core.history import Extent, Histories
+from undrift.core.local import Sgd
 from undrift.core.round import shares_gradient
 from undrift.core.rule import ClientInfo
 from undrift.core.task import Batch, Task
@@ -75,8 +77,9 @@ class DeviceRound:
         self.data = Examples([engines[i] for i in self.places])
         one = len(self.groups) == 1 and self.groups[0].numbers is None
         plain = one and is_plain(algos[0]) and is_sequence(self.task.module)
-        self.stepping = Stepping(self.task, in_place and plain)
         self.lanes = self._make_lanes(engines)
+        self.histories = self._make_histories() if in_place and plain else None
+        self.stepping = Stepping(self.task, in_place and plain, self.histories)
         self.buffers, self.pool = Buffers(), graph_pool(self.device)
         self._pieces: dict[Any, Piece] = {}
         self._shown: dict[tuple[int, int, int], Outcome] = {}
@@ -94,6 +97,16 @@ class DeviceRound:
         each = self.task.size * self.shape.room.batch
         widths = lanes_for(some, IDLE[self.device.type] / each)
         return None if widths is None else Lanes(self.groups, widths)
+
+    def _make_histories(self) -> Histories | None:
+        """Let wide layers remember their steps where that moves less memory."""
+        if self.lanes is not None:
+            return None  # there clients end at different times
+        room = self.shape.room
+        extent = Extent(len(self.algos), self.shape.clients, room.steps, room.batch)
+        local = self.algos[0].local
+        assert isinstance(local, Sgd), "asked for before"
+        return Histories.for_task(self.task, local, extent, self.device)
 
     @property
     def places(self) -> list[int]:
@@ -234,6 +247,8 @@ class DeviceRound:
             buffers.put(name, value)
         buffers.put("rows", self.data.rows(buffers["info"].id, buffers["order"]))
         self._put_carries(carries)
+        if self.histories is not None:
+            self.histories.begin(buffers["broadcast 0"].w)
         buffers.put("k", torch.zeros((), dtype=self.task.dtype, device=self.device))
 
     def _seen_servers(self, g: int) -> Server:
@@ -331,6 +346,8 @@ class DeviceRound:
         return Seat(tuple(leaves(self.groups[g].numbers)), broadcast, clients, carry)
 
     def _finish(self) -> None:
+        if self.histories is not None:
+            self.histories.finish(self.buffers["models"][0].flatten(0, 1))
         first = 0
         for g, group in enumerate(self.groups):
             part = slice(first, first + group.size)

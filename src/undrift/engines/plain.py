@@ -16,6 +16,7 @@ from torch.func import grad, vmap
 
 from undrift.core.algorithm import Algorithm, Broadcast, Client
 from undrift.core.blocks import moving
+from undrift.core.history import Histories
 from undrift.core.linear import Descent, take_step
 from undrift.core.local import Sgd
 from undrift.core.ops import Pass
@@ -109,14 +110,21 @@ class PlainSteps:
         return carry._replace(buffers=buffers, loss=carry.loss + loss, scores=total)
 
     def step_in_place(
-        self, carry: Carry, batch: Batch, keys: Tensor, lr: Tensor, live: Tensor
+        self,
+        carry: Carry,
+        batch: Batch,
+        keys: Tensor,
+        lr: Tensor,
+        live: Tensor,
+        histories: Histories | None = None,
     ) -> None:
         """Take one local step of the clients that are `live`; all of `carry` moves in place.
 
-        The learning rate is a client's own: 0 where it stands still.
+        The learning rate is a client's own: 0 where it stands still.  Layers with a history stay
+        where they are until it ends.
         """
         decay = self.algo.local.weight_decay
-        how = Descent(lr, 1 - lr * decay if decay else 1.0)
+        how = Descent(lr, 1 - lr * decay if decay else 1.0, histories)
         loss, scores, buffers = self._moved(carry, batch, keys, how)
         carry.loss.add_(torch.where(live, loss, 0.0))
         for name, held in carry.scores.items():

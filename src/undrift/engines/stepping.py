@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from undrift.core.algorithm import Algorithm, Broadcast, Client
+from undrift.core.history import Histories
 from undrift.core.round import shares_gradient, task_gradient
 from undrift.core.task import Batch, Buffers, Task
 from undrift.core.tree import tree_map
@@ -37,8 +38,8 @@ class Seat(NamedTuple):
 class Stepping:
     """Takes local steps, in place."""
 
-    def __init__(self, task: Task, in_place: bool) -> None:
-        self.task, self.in_place = task, in_place
+    def __init__(self, task: Task, in_place: bool, histories: Histories | None = None) -> None:
+        self.task, self.in_place, self.histories = task, in_place, histories
 
     def take(
         self, groups: Sequence[Group], seats: Sequence[Seat], models: tuple[Tensor, Buffers],
@@ -73,14 +74,18 @@ class Stepping:
         self, algo: Algorithm, seat: Seat, batch: Batch, keys: Tensor, k: Tensor
     ) -> None:
         """Move the models themselves, everybody in one axis."""
-        carry = seat.carry
         rates = vmap(lambda round, k: torch.zeros_like(round) + algo.local.lr_at(round, k))
         live = k[:, None] < seat.clients.steps
         own = rates(seat.broadcast.round, k)[:, None]
-        lr = torch.where(live, own, torch.zeros_like(carry.loss))
+        lr = torch.where(live, own, torch.zeros_like(seat.carry.loss))
         # one axis for all: a view, for models lie side by side
-        flat = tree_map(lambda v: v.flatten(0, 1), (carry, batch, keys, lr, live))
-        PlainSteps(self.task, algo, seat.broadcast, together=True).step_in_place(*flat)
+        carry, batch, keys, lr, live = tree_map(
+            lambda v: v.flatten(0, 1), (seat.carry, batch, keys, lr, live)
+        )
+        if self.histories is not None:
+            self.histories.at(k[:, None].expand_as(seat.clients.steps).flatten(), lr)
+        steps = PlainSteps(self.task, algo, seat.broadcast, together=True)
+        steps.step_in_place(carry, batch, keys, lr, live, self.histories)
 
 
 def _at(seat: Seat) -> tuple[Broadcast, Client, Carry]:

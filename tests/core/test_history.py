@@ -1,0 +1,248 @@
+"""Wide layers remembered by what moved them: the same as weights that move at every step.
+
+Only tasks with a seam have histories: without one torch computes linear layers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from undrift.core.algorithm import Algorithm
+from undrift.core.convolution import Seam
+from undrift.core.dense import add_product, multiply
+from undrift.core.history import Extent, Histories, pays
+from undrift.core.local import Sgd
+from undrift.core.task import Batch, Task
+from undrift.core.tree import EMPTY, leaves, tree_map
+from undrift.core.views import Carry
+from undrift.engines.plain import PlainSteps
+from undrift.testing.compare import distance
+
+CLIENTS, STEPS, BATCH = 4, 5, 2
+RATE = 0.2
+
+
+def network() -> nn.Sequential:
+    """Two layers that remember: the first sees a narrow convolution, the second has no bias."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.3)),
+        *(nn.Linear(27, 24), nn.Tanh(), nn.Dropout(0.2), nn.Linear(24, 20, bias=False)),
+        *(nn.GroupNorm(2, 20), nn.Linear(20, 3)),
+    )
+
+
+class World(NamedTuple):
+    task: Task
+    starts: Tensor  # [S, P]
+    batches: Batch  # leading axes S, C, K
+    keys: Tensor  # [S, C, K]
+    counts: Tensor  # [C], steps of each client, most first
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(len(self.starts), CLIENTS, STEPS, BATCH)
+
+
+def world(precision: str = "float32", dtype=torch.float64, experiments: int = 1) -> World:
+    task = Task.build(network, seed=0, dtype=dtype)
+    task.seam = Seam(precision, default="loop")
+    source = torch.Generator().manual_seed(1)
+    lead = (experiments, CLIENTS, STEPS, BATCH)
+    w, _ = task.initial()
+    starts = w + 0.1 * torch.randn((experiments, len(w)), generator=source).to(dtype)
+    x = torch.randn((*lead, 1, 8, 8), generator=source).to(dtype)
+    y = torch.randint(0, 3, lead, generator=source)
+    mask = torch.rand(lead, generator=source) < 0.7
+    mask[..., 0] = True
+    keys = torch.randint(0, 2**40, lead[:-1], generator=source)
+    return World(task, starts, Batch(x, y, mask, mask.long()), keys, torch.tensor([5, 5, 3, 1]))
+
+
+def remember(world: World, lr: float = RATE) -> Histories:
+    made = Histories.for_task(world.task, Sgd(lr=lr), world.extent, torch.device("cpu"), least=0)
+    assert made is not None
+    return made
+
+
+def started(world: World) -> Carry:
+    task, lead = world.task, (len(world.starts) * CLIENTS,)
+    # rows further apart than they are long
+    matrix = torch.zeros((*lead, task.size + 3), dtype=task.dtype)[:, : task.size]
+    matrix.copy_(world.starts.repeat_interleave(CLIENTS, 0))
+    buffers = tree_map(lambda v: v.expand(*lead, *v.shape).clone(), task.initial()[1])
+    zeros = torch.zeros(lead, dtype=task.dtype)
+    scores = {n: zeros.clone() for n in task.metrics}
+    return Carry(matrix, buffers, EMPTY, EMPTY, zeros.clone(), scores, EMPTY)
+
+
+def first(carry: Any, width: int) -> Any:
+    """Copy what the first clients of each experiment have."""
+    return tree_map(lambda v: v.unflatten(0, (-1, CLIENTS))[:, :width].flatten(0, 1).clone(), carry)
+
+
+def put_first(carry: Any, some: Any, width: int) -> None:
+    def put(old: Tensor, new: Tensor) -> None:
+        old.unflatten(0, (-1, CLIENTS))[:, :width] = new.unflatten(0, (-1, width))
+
+    tree_map(put, carry, some)
+
+
+def train(world: World, histories: Histories | None, widths: Any = (CLIENTS,) * STEPS) -> Carry:
+    """Take all steps; at step k the first widths[k] clients of each experiment."""
+    carry, algo = started(world), Algorithm(local=Sgd(lr=RATE))
+    steps = PlainSteps(world.task, algo, EMPTY, together=True)  # type: ignore[arg-type]
+    if histories is not None:
+        histories.begin(world.starts)
+    for k, width in enumerate(widths):
+        live = (k < world.counts[:width]).repeat(len(world.starts))
+        rates = RATE / (1 + k) * live.to(world.task.dtype)
+        some = first(carry, width)
+        batch, keys = (
+            tree_map(lambda v, k=k, n=width: v[:, :n, k].flatten(0, 1), tree)
+            for tree in (world.batches, world.keys)
+        )
+        if histories is not None:
+            everybody = torch.full_like(rates, k)
+            histories.at(everybody if len(world.starts) > 1 else everybody[0], rates)
+        steps.step_in_place(some, batch, keys, rates, live, histories)
+        put_first(carry, some, width)
+    if histories is not None:
+        histories.finish(carry.w)
+    return carry
+
+
+def moved(world: World, carry: Carry) -> Tensor:
+    return carry.w - world.starts.repeat_interleave(CLIENTS, 0)
+
+
+@pytest.mark.parametrize("experiments", [1, 2])
+@pytest.mark.parametrize("widths", [(4, 4, 4, 4, 4), (4, 3, 3, 2, 2)], ids=["whole", "shrinking"])
+def test_a_history_is_the_weights(experiments, widths):
+    here = world(experiments=experiments)
+    histories = remember(here)
+    assert set(histories.layers) == {"5", "8"}
+    wanted, found = train(here, None), train(here, histories, widths)
+    assert distance(leaves(found), leaves(wanted)) <= 1e-12
+    assert moved(here, wanted).abs().amax(1).min() > 1e-3
+
+
+def test_weights_stay_until_the_end(monkeypatch):
+    """Else finishing would not be what moves them."""
+    here = world()
+    histories = remember(here)
+    columns = histories.layers["5"].columns
+    assert moved(here, train(here, histories))[:, columns].any(1).all()
+    monkeypatch.setattr(histories, "finish", lambda w: None)
+    assert not moved(here, train(here, histories))[:, columns].any()
+
+
+# How far off the way of a model is, relative to its length and against float64.
+BOUNDS = {"tf32": 1e-5, "float32": 1e-5, "fp16": 5e-3, "bf16": 4e-2}
+
+
+@pytest.mark.parametrize("precision", BOUNDS)
+def test_narrow_operands(precision):
+    exact, here = world(), world(precision, torch.float32)
+    exact = exact._replace(starts=here.starts.double())
+    wanted = moved(exact, train(exact, None))
+    for histories in (None, remember(here)):  # weights that move are as far off
+        error = moved(here, train(here, histories)).double() - wanted
+        assert (error.norm(dim=1) <= BOUNDS[precision] * wanted.norm(dim=1)).all()
+
+
+@pytest.mark.parametrize("size", [1.0, 40.0])
+def test_half_precision_holds_what_is_remembered(size):
+    """Wide inputs whose products overflow fp16, and rates that would vanish in it."""
+    source = torch.Generator().manual_seed(2)
+    rate, extent = 1e-4, Extent(1, CLIENTS, STEPS, BATCH)
+    made = {}
+    for dtype in (torch.float64, torch.float32):
+        task = Task.build(lambda: nn.Linear(512, 40), seed=0, dtype=dtype)
+        task.seam = Seam("fp16")
+        made[dtype] = Histories.for_task(task, Sgd(lr=rate), extent, torch.device("cpu"), least=0)
+    x = size * (1 + torch.rand((STEPS, CLIENTS, BATCH, 512), generator=source))
+    g = torch.randn((STEPS, CLIENTS, BATCH, 40), generator=source)
+    results = {}
+    for dtype, histories in made.items():
+        layer, w = histories.layers[""], torch.zeros((CLIENTS, 512 * 40 + 40), dtype=dtype)
+        histories.begin(w[:1])
+        for k in range(STEPS):
+            histories.at(torch.tensor(k), torch.full((CLIENTS,), rate, dtype=dtype))
+            y, operand = layer.forward(x[k].to(dtype), None, dtype)
+            back = layer.backward(g[k].to(dtype), operand, dtype)
+        histories.finish(w)
+        results[dtype] = [y.double(), back.double(), w.double()]
+    for narrow, wide in zip(results[torch.float32], results[torch.float64], strict=True):
+        assert (narrow - wide).norm() <= 2e-3 * wide.norm()
+        assert wide.norm() > 0
+
+
+def test_nobody_else_sees_a_clients_nan():
+    here = world()
+    clean, histories = train(here, None), remember(here)
+    here.batches.x[0, 1, 2] = float("nan")
+    found = train(here, histories)
+    others = [0, 2, 3]
+    pick = lambda carry: [v[others] for v in leaves(carry)]  # noqa: E731
+    assert distance(pick(found), pick(clean)) <= 1e-12
+    columns = histories.layers["5"].columns
+    assert found.w[1, columns].isnan().all()
+    again = world()  # nor does the next round
+    assert distance(leaves(train(again, histories)), leaves(train(again, None))) <= 1e-12
+
+
+def test_who_stands_still_adds_nothing():
+    """Not even if what it computed is no number."""
+    here = world()
+    wanted, histories = train(here, None), remember(here)
+    here.batches.x[0, 3, 1:] = float("nan")  # it takes one step
+    here.batches.x[0, 2, 4] = float("inf")  # it takes three
+    assert distance(leaves(train(here, histories)), leaves(wanted)) <= 1e-12
+
+
+def test_a_layer_on_more_rows_moves_as_ever():
+    """Each example has several rows: the slots are not made for them."""
+    layers = (nn.Linear(8, 40), nn.Flatten(), nn.Linear(320, 3))
+    task = Task.build(lambda: nn.Sequential(*layers), seed=0, dtype=torch.float64)
+    task.seam = Seam(default="loop")
+    here = world()
+    w, _ = task.initial()
+    here = here._replace(task=task, starts=w[None])
+    histories = remember(here)
+    assert list(histories.layers) == ["0"]
+    assert distance(leaves(train(here, histories)), leaves(train(here, None))) <= 1e-12
+    assert not histories.layers["0"].x.any()
+
+
+def test_which_layers_remember():
+    """The layer of the module's introduction, and what makes it not worth it."""
+    wide, extent = nn.Linear(12544, 128, device="meta"), Extent(1, 50, 5, 10)
+    assert all(pays(wide, precision, extent) for precision in BOUNDS)
+    assert not pays(wide, "tf32", Extent(1, 50, 1, 10))  # moved once either way
+    assert not pays(wide, "tf32", Extent(1, 50, 20, 10))  # a longer history than outputs
+    assert not pays(wide, "tf32", Extent(1, 5, 5, 10))  # few clients: launches count
+    assert not pays(nn.Linear(128, 10), "tf32", extent)
+
+
+def test_who_has_no_history():
+    here, cpu = world(), torch.device("cpu")
+    make = Histories.for_task
+    assert make(here.task, Sgd(), here.extent, cpu) is None  # small
+    assert make(here.task, Sgd(weight_decay=0.1), here.extent, cpu, least=0) is None
+    assert make(here.task.plain(), Sgd(), here.extent, cpu, least=0) is None
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_a_product_is_added_in_place(kind):
+    source = torch.Generator().manual_seed(3)
+    a, b = (torch.randn(s, generator=source) for s in ((2, 3, 4), (2, 4, 5)))
+    y = torch.randn((2, 3, 5), generator=source)
+    for target in (y.clone(), y.to(kind)):
+        wanted = target.float() - 0.5 * multiply(a.to(kind), b.to(kind), "bf16")
+        assert add_product(target, a.to(kind), b.to(kind), -0.5, "bf16") is target
+        assert torch.equal(target, wanted.to(target.dtype)) or kind == torch.float32
+        assert distance([target.float()], [wanted]) <= 1e-2

@@ -6,5 +6,5 @@ import undrift_cifar
 
 
 class Runner(undrift_cifar.Runner):
-    note = "FedAvg, Trainer.run and Trainer.evaluate, bf16"
+    note = "FedAvg, Trainer.advance and Trainer.judge, bf16"
     precision = "bf16"

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from cifar import EVERY, LR, Mark, Scores, Setting, channels_first, simple_cnn
 
 import undrift as fl
 from undrift.core.losses import accuracy
+from undrift.rounds import Judged, JudgedClients, Reading
+
+
+class Block(NamedTuple):
+    """What ten rounds and their evaluation tell, on its way to the host."""
+
+    rounds: Reading
+    before: JudgedClients
+    after: JudgedClients
+    central: Judged
 
 
 class Runner:
     packages = ("undrift", "torch", "numpy")
-    note = "FedAvg, Trainer.run and Trainer.evaluate, tf32"
+    note = "FedAvg, Trainer.advance and Trainer.judge, tf32"
     precision = "tf32"
-    # On evaluation rounds the server's model is judged on the cohort's own examples before and
-    # after the round (the peers judge each user's own model after it), as many images as theirs.
     user_metrics = True
 
     def __init__(self, setting: Setting) -> None:
         work, data = setting.work, setting.data
         x, y = channels_first(data.x), data.y
         cuda = str(setting.device).startswith("cuda")
-        self.size, device = work.size, setting.device
+        device = setting.device
         self.trainer = fl.Trainer(
             fl.Task(simple_cnn(), metrics={"accuracy": accuracy}),
             fl.Federation.split(x, y, torch.arange(len(x)).split(work.size)),
@@ -29,31 +39,49 @@ class Runner:
             work=fl.Work(epochs=1, batch=work.batch),
             sampler=fl.Uniform(count=work.cohort),
             device=device,
+            # one chunk, as one: then the models of a round stay at hand to be judged
+            graph=True,
+            chunk=work.cohort,
+            workers=1,
             **({"precision": self.precision} if cuda else {}),
         )
         self.test = channels_first(data.test_x).to(device), data.test_y.to(device)
         self.central: list[Scores] = []
         self.users: list[tuple[Scores, Scores]] = []
+        self.losses: list[float] = []  # of every round's local training
 
     def algorithm(self) -> fl.Algorithm:
         return fl.fedavg(LR)
 
     def run(self, blocks: int, mark: Mark) -> None:
+        """Queue block after block; what one tells is read while the next is under way."""
         mark()
+        unread: Block | None = None
         for _ in range(blocks):
-            self.trainer.run(EVERY - 1)
-            ids = self.trainer.roster.cohort(self.trainer.rounds_done, ordered=False).ids
-            before = self.judge_users(ids)
-            self.trainer.run(1)
-            self.users.append((before, self.judge_users(ids)))
-            found = self.trainer.evaluate(*self.test, batch=len(self.test[1]))
-            self.central.append(Scores(found["loss"], found["accuracy"]))
+            queued = self.block()
             mark()
+            if unread is not None:
+                self.read(unread)
+            unread = queued
+        if unread is not None:
+            self.read(unread)
 
-    def judge_users(self, ids: list[int]) -> Scores:
-        """Judge the server's model on the examples of some users."""
-        held = self.trainer.federation
-        rows = torch.cat([torch.arange(i * self.size, (i + 1) * self.size) for i in ids])
-        rows = rows.to(held.x.device)
-        found = self.trainer.evaluate(held.x[rows], held.y[rows], batch=len(rows))
-        return Scores(found["loss"], found["accuracy"])
+    def block(self) -> Block:
+        """Queue ten rounds and the evaluation of the last; nothing waits for the device."""
+        trainer = self.trainer
+        rounds = [trainer.advance() for _ in range(EVERY - 1)]
+        ids = trainer.roster.cohort(trainer.rounds_done, ordered=False).ids
+        before = trainer.judge_clients(ids)
+        rounds.append(trainer.advance())
+        after = trainer.judge_clients(ids, own=True)
+        central = trainer.judge(*self.test, batch=len(self.test[1]))
+        return Block(Reading(rounds), before, after, central)
+
+    def read(self, block: Block) -> None:
+        self.losses += [result.loss for result in block.rounds.results()]
+        before, after, central = (
+            Scores(found["loss"], found["accuracy"])
+            for found in (block.before.result(), block.after.result(), block.central.result())
+        )
+        self.users.append((before, after))
+        self.central.append(central)

@@ -8,7 +8,7 @@ import undrift as fl
 
 
 class Runner(undrift_cifar.Runner):
-    note = "SCAFFOLD, client momentum 0.9, Trainer.run and Trainer.evaluate, bf16"
+    note = "SCAFFOLD, client momentum 0.9, Trainer.advance and Trainer.judge, bf16"
     precision = "bf16"
 
     def algorithm(self) -> fl.Algorithm:

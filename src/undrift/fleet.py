@@ -22,7 +22,7 @@ from undrift.engines.device_round import DeviceRound
 from undrift.engines.turns import Shape
 from undrift.engines.vectorised import Vectorised
 from undrift.errors import ConfigError, UndriftError
-from undrift.rounds import Advance, Opened, RoundResult
+from undrift.rounds import Advance, Opened, Reading, RoundResult
 from undrift.trainer import Trainer
 
 log = logging.getLogger("undrift")
@@ -59,7 +59,8 @@ class Fleet:
         """Train all of them for some rounds; gives the results trainer by trainer."""
         check_whole("rounds", rounds, low=0)
         steps = [self.advance() for _ in range(rounds)]
-        return [[step[i].result() for step in steps] for i in range(len(self.trainers))]
+        found = Reading([one for step in steps for one in step]).results()
+        return [found[i :: len(self.trainers)] for i in range(len(self.trainers))]
 
     def advance(self) -> list[Advance]:
         """Train one round of every trainer, without waiting for a device."""
@@ -90,7 +91,7 @@ class Fleet:
         found = self._runner_for(opened).run(turns)
         closed = []
         for trainer, one, turn, done in zip(self.trainers, opened, turns, found, strict=True):
-            server, outcome = _engine(trainer).take(one.cohort, turn, done)
+            server, outcome = _engine(trainer).take(turn, done)
             closed.append(trainer.close_round(one, server, outcome))
         return closed
 

@@ -1,11 +1,18 @@
-"""What is known of a round: about to be trained, under way, done."""
+"""What is known of a round: about to be trained, under way, done, judged.
+
+Letter: C clients of a round.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from undrift.core.algorithm import Row, Server
 from undrift.core.tree import Tree
@@ -51,14 +58,112 @@ class Advance(NamedTuple):
 
     def result(self) -> RoundResult:
         """Read what is known of it; waits for the device."""
+        return Reading([self]).results()[0]
+
+    def told(self) -> list[Tensor]:
+        """Give what is read of it, one number for each client."""
         rows = self.rows
-        kept = rows.accepted.cpu()  # sync: once per round
-        losses = rows.loss.cpu()[kept]
-        scores = {name: float(v.cpu()[kept].mean()) for name, v in rows.scores.items()}
+        return [rows.accepted, rows.steps, rows.loss, *rows.scores.values()]
+
+    def result_of(self, told: Sequence[Tensor], at: float) -> RoundResult:
+        """Make the result of what was told, read at some time."""
+        accepted, steps, losses, *values = told
+        kept = accepted.bool()
+        losses, values = losses[kept], [v[kept] for v in values]
+        scores = {n: float(v.mean()) for n, v in zip(self.rows.scores, values, strict=True)}
         skipped = sorted(i for i, ok in zip(self.ids, kept.tolist(), strict=True) if not ok)
         if skipped:
             why = "not finite, or no batch to train on"
             log.warning("round %d: left out clients %s (%s)", self.round, skipped, why)
         loss = float(losses.mean()) if len(losses) else math.nan
-        seconds, steps = time.perf_counter() - self.started, int(rows.steps.sum())
-        return RoundResult(self.round, self.ids, skipped, loss, scores, *self.sent, seconds, steps)
+        seconds, count = at - self.started, int(steps.sum())
+        return RoundResult(self.round, self.ids, skipped, loss, scores, *self.sent, seconds, count)
+
+
+class Fetch:
+    """Numbers on their way to the host; what is queued on a device after them is not waited for."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._values, self._here = values, None
+        if values.is_cuda:
+            place = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._values = place.copy_(values, non_blocking=True)
+            self._here = torch.cuda.Event()
+            self._here.record(torch.cuda.current_stream(values.device))
+
+    @property
+    def waits(self) -> bool:
+        """Whether a device sends them."""
+        return self._here is not None
+
+    def read(self) -> Tensor:
+        """Give the numbers, once they are here."""
+        if self._here is not None:
+            self._here.synchronize()  # sync: what this object is for
+        return self._values
+
+
+def fetched(tensors: Sequence[Tensor]) -> Fetch:
+    """Fetch tensors as one vector, in a type that holds all of their numbers."""
+    return Fetch(torch.cat([v.detach().reshape(-1) for v in tensors]))
+
+
+def parted(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Undo `fetched`: tensors of the same sizes and types, on the host."""
+    parts = vector.split([v.numel() for v in like])
+    return [p.to(v.dtype).view(v.shape) for p, v in zip(parts, like, strict=True)]
+
+
+class Reading:
+    """What some rounds tell, on its way to the host in one piece."""
+
+    def __init__(self, rounds: Sequence[Advance]) -> None:
+        self.rounds = list(rounds)
+        self._told = [one.told() for one in self.rounds]
+        self._fetch = fetched([v for told in self._told for v in told]) if rounds else None
+        self._done = time.perf_counter()  # true where no device is at work
+
+    def results(self) -> list[RoundResult]:
+        """Give the results, once they are here."""
+        if self._fetch is None:
+            return []
+        values = iter(parted(self._fetch.read(), [v for told in self._told for v in told]))
+        at = time.perf_counter() if self._fetch.waits else self._done
+        found = [
+            one.result_of([next(values) for _ in told], at)
+            for one, told in zip(self.rounds, self._told, strict=True)
+        ]
+        if not self._fetch.waits:
+            return found
+        each = (at - self.rounds[0].started) / len(found)  # which took how long is not known
+        return [one._replace(seconds=each) for one in found]
+
+
+class Judged:
+    """Means over examples, or still sums on a device."""
+
+    def __init__(self, names: Sequence[str], sums: Tensor, count: int) -> None:
+        self.names, self._count, self._fetch = list(names), count, Fetch(sums)
+
+    def result(self) -> dict[str, float]:
+        """Read the means; waits for the device."""
+        sums = self._fetch.read().tolist()
+        return {name: total / self._count for name, total in zip(self.names, sums, strict=True)}
+
+
+class JudgedClients:
+    """Means over the examples of each of some clients, or still sums on a device."""
+
+    def __init__(self, ids: list[int], names: Sequence[str], sums: Tensor, sizes: Tensor) -> None:
+        self.ids, self.names, self._sizes = ids, list(names), sizes
+        self._fetch = Fetch(sums)  # [names, C]
+
+    def each(self) -> dict[str, list[float]]:
+        """Read every client's own means, in the order of `ids`; waits for the device."""
+        means = self._fetch.read() / self._sizes
+        return dict(zip(self.names, means.tolist(), strict=True))
+
+    def result(self) -> dict[str, float]:
+        """Read the means over all of their examples; waits for the device."""
+        means = self._fetch.read().sum(1) / self._sizes.sum()
+        return dict(zip(self.names, means.tolist(), strict=True))

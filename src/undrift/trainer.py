@@ -19,22 +19,24 @@ from undrift.core.algorithm import (
     init_server,
     resize_server,
 )
-from undrift.core.ops import Pass
 from undrift.core.random import Seeds
 from undrift.core.rule import Rule, Sizes, overrides
 from undrift.core.server import server_after
-from undrift.core.task import Batch, Task
-from undrift.core.tree import EMPTY, Tree, leaves, named_leaves, rebuild, structure
+from undrift.core.task import Buffers, Task, Vec
+from undrift.core.transfer import send
+from undrift.core.tree import EMPTY, Tree, leaves, named_leaves, rebuild, structure, tree_map
 from undrift.data import Everyone, Federation, LocalWork, Sampler, Work
 from undrift.data.checks import check_whole
 from undrift.data.spool import Rows, Streamed
 from undrift.describe import describe
 from undrift.engines import ENGINES
-from undrift.engines.engine import Assignment, Engine, Outcome
+from undrift.engines.engine import Assignment, Engine, Outcome, Trained
 from undrift.engines.traffic import NOTHING, Traffic, look_traffic, training_traffic
-from undrift.errors import DataError, unknown_name
+from undrift.errors import ConfigError, DataError, unknown_name
+from undrift.judging import Judge
 from undrift.roster import Roster
-from undrift.rounds import Advance, Opened, RoundResult
+from undrift.rounds import Advance, Judged, JudgedClients, Opened, Reading, RoundResult
+from undrift.rules.observe import LastModel
 from undrift.state.checkpoint import CheckpointFolder
 from undrift.state.keeper import Keeper, part_of
 from undrift.state.store import ClientStateStore, Place, Visible
@@ -108,6 +110,8 @@ class Trainer:
         self.engine.check(algorithm, start, self.roster.lookers(0), first)
         if enrolled is None and any(overrides(p, "check") for p in algorithm.everything):
             self.engine.admit(algorithm, start, self.roster.longest())
+        self._judge = Judge(self.engine)
+        self._trained: Trained | None = None  # of the last round, where the engine still has them
         self._traffic: dict[tuple[int, int, int], Traffic] = {}
         self._described = {"engine": engine, "state": state}
 
@@ -129,12 +133,9 @@ class Trainer:
     def run(self, rounds: int) -> list[RoundResult]:
         """Train several rounds; a device is not waited for in between."""
         check_whole("rounds", rounds, low=0)
-        started = time.perf_counter()
-        results = [done.result() for done in [self.advance() for _ in range(rounds)]]
         if self.engine.device.type == "cpu":
-            return results
-        each = (time.perf_counter() - started) / max(1, rounds)  # which took how long is not known
-        return [done._replace(seconds=each) for done in results]
+            return [self.round() for _ in range(rounds)]
+        return Reading([self.advance() for _ in range(rounds)]).results()
 
     def advance(self) -> Advance:
         """Train one round without waiting for a device."""
@@ -151,6 +152,7 @@ class Trainer:
         """Choose the next round's cohort; before the first round everybody may look."""
         started = time.perf_counter()
         self.settle()
+        self._trained = None
         server, first, holders = self.server, NOTHING, self._present.holders
         if self.rounds_done == 0:
             server, first, holders = self._look(server, None)
@@ -165,6 +167,7 @@ class Trainer:
         # one assignment: an interrupt leaves the round done or not done, never in between
         self._present = Present(server, self.rounds_done + 1, self.store.merged(), looked)
         self.settle()
+        self._trained = outcome.trained
         held = len(opened.holders.intersection(cohort.ids))
         sent = self._sent(outcome, held).plus(opened.sent).plus(last)
         rows = outcome.rows._replace(notes=(), counters=EMPTY)  # nobody asks for these again
@@ -274,31 +277,57 @@ class Trainer:
         state = self.store.gather(sorted(self.roster.known([client])))
         return {n: v[0] for n, v in _by_rule(self.algorithm.rules, state).items()}
 
-    @torch.no_grad()
     def evaluate(self, x: Rows, y: Rows, *, batch: int = 1024) -> dict[str, float]:
         """Mean loss and metrics of the server's model on held-out examples."""
+        return self.judge(x, y, batch=batch).result()
+
+    def judge(self, x: Rows, y: Rows, *, batch: int = 1024) -> Judged:
+        """Evaluate the server's model as it is now, without waiting for a device."""
         check_whole("batch", batch)
         x, y = (v if isinstance(v, Streamed) else torch.as_tensor(v) for v in (x, y))
         if len(x) != len(y) or not len(x):
             raise DataError(
                 f"evaluate needs at least one input and as many targets: {len(x)} and {len(y)}"
             )
-        totals: dict[str, float] = {}
-        for start in range(0, len(x), batch):
-            some = x[start : start + batch].to(self.engine.device)
-            target = y[start : start + batch].to(self.engine.device)
-            for name, value in self._judge(some, target).items():
-                totals[name] = totals.get(name, 0.0) + value * len(some)
-        return {name: total / len(x) for name, total in totals.items()}
+        return self._judge.examples(self.server.w, self.server.buffers, x, y, batch)
 
-    def _judge(self, x: Tensor, y: Tensor) -> dict[str, float]:
-        x = x.to(self.task.dtype) if x.is_floating_point() else x
-        y = y.to(self.task.dtype) if y.is_floating_point() else y
-        mask = torch.ones(len(x), dtype=torch.bool, device=x.device)
-        out = self.task.forward(self.server.w, self.server.buffers, x, Pass(mask, None, False))
-        seen = Batch(x, y, mask, mask.long())
-        values = {"loss": self.task.mean_loss(out, seen), **self.task.scores(out, seen)}
-        return {name: float(v) for name, v in values.items()}
+    def judge_clients(
+        self, ids: Iterable[int], *, own: bool = False, batch: int = 4096
+    ) -> JudgedClients:
+        """Judge the server's model on the examples of some clients, without waiting for a device.
+
+        With `own`, every client is judged by the model that it trained last.  Of the last round's
+        clients it is still there if that was trained as one on a device; `LastModel` among the
+        rules keeps everybody's (then running statistics are the server's).  `batch` is how many
+        examples are taken at a time.
+        """
+        check_whole("batch", batch)
+        who = self.roster.lookers(max(0, self.rounds_done - 1), sorted(self.roster.known(ids)))
+        if not who.ids:
+            raise DataError("judge_clients needs at least one client that has an example")
+        if not own:
+            return self._judge.clients(self.server.w, self.server.buffers, who, batch)
+        return self._judge.clients(*self._own_models(who.ids), who, batch)
+
+    def _own_models(self, ids: list[int]) -> tuple[Vec, Buffers]:
+        """Give the models that clients trained last, in this order."""
+        trained = self._trained
+        if trained is not None and trained.ids == ids:
+            return trained.w, trained.buffers
+        if trained is not None and set(ids) <= set(trained.ids):
+            places = torch.tensor([trained.ids.index(i) for i in ids])
+            there = send(places, self.engine.device)
+            return tree_map(lambda v: v[there], (trained.w, trained.buffers))
+        each = tree_map(lambda v: v.expand(len(ids), *v.shape), self.server.buffers)
+        return self._last_models(ids), each
+
+    def _last_models(self, ids: list[int]) -> Vec:
+        kept = [isinstance(rule, LastModel) for rule in self.algorithm.rules]
+        if True not in kept:
+            raise ConfigError("judge_clients(own=True) needs LastModel() among the rules")
+        self.settle()
+        models: Vec = self.store.gather(ids)[kept.index(True)]
+        return models
 
     # -- checkpoints -------------------------------------------------------------------------
     def describe(self) -> dict[str, Any]:

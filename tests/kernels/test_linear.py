@@ -45,6 +45,7 @@ def test_programs(sizes, precision, device):
         assert error_of(forward, config) < BOUND[precision], config
     assert error_of(backward, dict(tile, BI=32, BO=16)) < BOUND[precision]
     assert error_of(linear._step_trial(p, device), dict(tile, BI=32, BO=32)) < BOUND[precision]
+    assert error_of(linear._adding_trial(p, device), dict(tile, BI=32, BO=16)) < BOUND[precision]
     backward.outputs[1][-1, 0, 0] += 1
     assert backward.error() > 1e-3, "the comparison must be able to fail"
 

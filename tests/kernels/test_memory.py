@@ -71,3 +71,39 @@ def test_a_configuration_is_tried_once(folder, monkeypatch):
     tuner.chosen.clear()
     tuner.configuration("a kernel", Problem(), torch.device("cuda"), [{"BM": 16}], lambda: None)
     assert len(tried) == 2  # what was found is no candidate any more
+
+
+def test_what_ships_is_known_until_this_machine_knows_better(folder, tmp_path, monkeypatch):
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    (shipped / memory._file().name).write_text(json.dumps({"a": {"BM": 16}}))
+    monkeypatch.setattr(memory, "SHIPPED", shipped)
+    assert memory.recall("a") == {"BM": 16}
+    memory.remember("a", {"BM": 32})
+    assert memory.recall("a") == {"BM": 32}
+
+
+def test_shipped_configurations_are_readable():
+    files = list(memory.SHIPPED.glob("*.json"))
+    assert files
+    for file in files:
+        known = json.loads(file.read_text())
+        assert all(", NVIDIA" in key and "num_warps" in c for key, c in known.items())
+
+
+def test_what_runs_seldom_takes_what_a_similar_problem_has(monkeypatch):
+    monkeypatch.setattr(tuner, "chosen", {"linear: 64x16 9->4 bf16, a card": {"BM": 128}})
+    tried = []
+
+    def right(trial, candidate, timed):
+        tried.append(candidate)
+        return tuner.Timing(0.0, 0.0, candidate)
+
+    monkeypatch.setattr(tuner, "_try", right)
+    candidates = [{"BM": 64}, {"BM": 128}]
+    trial = tuner.Trial(candidates, lambda c: [], [], lambda: 0.0, "bf16")
+    for _ in range(2):
+        found = tuner._hurried_choice("linear: 64x64 9->4 bf16, a card", lambda: trial)
+        assert found == {"BM": 128}
+    assert tried == [{"BM": 128}]
+    assert tuner._hurried_choice("linear: 64x64 9->5 bf16, a card", lambda: trial) == {"BM": 64}

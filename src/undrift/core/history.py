@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -96,7 +96,7 @@ class History:
         operand = x.to(self.kind)
         y = self._by_start(operand, self.w0.transpose(1, 2))
         for part, held in self._parts(len(x)):
-            overlap = multiply(operand[part], held.x.transpose(1, 2), self.precision)
+            overlap = self._overlap(operand[part], held.x)
             self._add(y[part], self._weighted(overlap, held.rates), held.g)
         if b is None:
             return y.to(result), operand
@@ -114,7 +114,7 @@ class History:
             back = self._by_start(g, self.w0, result)
             for part, held in self._parts(len(g)):
                 overlap = multiply(g[part], held.g.transpose(1, 2), self.precision)
-                self._add(back[part], self._weighted(overlap, held.rates), held.x)
+                self._add_inputs(back[part], self._weighted(overlap, held.rates), held.x)
         _write(self.x, x, self.moves.slots)  # last: the weights above are those before the step
         _write(self.g, g, self.moves.slots)
         return back
@@ -134,6 +134,40 @@ class History:
         """Multiply everybody's rows by the start of their experiment."""
         rows = a.reshape(len(w0), -1, a.shape[2])
         return multiply(rows, w0, self.precision, result).view(*a.shape[:2], -1)
+
+    def _overlap(self, rows: Tensor, held: Tensor) -> Tensor:
+        """Multiply rows [n, B, in] by all inputs [n, K*B, in] that are held."""
+        problem = self._problem(rows, held)
+        if problem is None:
+            return multiply(rows, held.transpose(1, 2), self.precision)
+        from undrift.kernels import linear
+
+        return linear.forward(problem, rows, held, None, torch.float32)
+
+    def _add_inputs(self, y: Tensor, weighted: Tensor, held: Tensor) -> None:
+        """Add the inputs that are held to y [n, B, in], by weights [n, B, K*B]."""
+        problem = self._problem(y, held)
+        if problem is None or not y.is_contiguous():
+            self._add(y, weighted, held)
+            return
+        from undrift.kernels import linear
+
+        linear.add_rows(problem, weighted, held, y, self.moves.scale)
+
+    def _problem(self, rows: Tensor, held: Tensor) -> Any:
+        """Describe a product with all slots to the kernels, or give None where they do not run.
+
+        Torch's products do badly at these shapes: few rows and long sums.
+        """
+        from undrift import kernels
+
+        if self.kind == torch.float64 or not kernels.available(rows.device):
+            return None
+        from undrift.kernels import linear
+
+        count, slots, inputs = held.shape
+        problem = linear.LinearProblem(count, rows.shape[1], inputs, slots, self.precision)
+        return problem if linear.takes(problem, held) else None
 
     def _add(self, y: Tensor, weighted: Tensor, held: Tensor) -> None:
         add_product(y, weighted, held, self.moves.scale, self.precision)

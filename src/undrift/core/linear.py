@@ -54,7 +54,7 @@ class _Cohort(torch.autograd.Function):
         ctx.weight, ctx.bias, ctx.how = weight.data, None if bias is None else bias.data, how
         # W x^T instead of x W^T: a quarter faster here, measured with MKL 2024.2.
         out = torch.bmm(weight, x.transpose(1, 2)).transpose(1, 2)
-        return out if bias is None else out + bias[:, None]
+        return out if bias is None else out.add_(bias[:, None])
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, None, None, None]:
@@ -67,12 +67,10 @@ class _Cohort(torch.autograd.Function):
             rate = _like(how.lr, g)
             take_step(ctx.weight, None, how)  # decays
             ctx.weight.baddbmm_(torch.where(rate == 0, 0.0, rate * g).transpose(1, 2), x, alpha=-1)
-            if ctx.bias is not None:
-                take_step(ctx.bias, g.sum(1), how)
-            return back, None, None, None
-        ctx.weight.baddbmm_(g.transpose(1, 2), x, beta=how.keep, alpha=-how.lr)
+        else:
+            ctx.weight.baddbmm_(g.transpose(1, 2), x, beta=how.keep, alpha=-how.lr)
         if ctx.bias is not None:
-            ctx.bias.mul_(how.keep).sub_(g.sum(1), alpha=how.lr)
+            take_step(ctx.bias, g.sum(1), how)
         return back, None, None, None
 
 
@@ -92,12 +90,17 @@ class _Linear(torch.autograd.Function):
         info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: Descent
     ) -> tuple[Tensor, int]:
         x = x.movedim(dims[0], 0) if dims[0] is not None else x.expand(info.batch_size, *x.shape)
-        rows = x.flatten(1, -2) if x.dim() > 2 else x[:, None]
-        out: Tensor = _Cohort.apply(rows, weight, bias, how)  # type: ignore[no-untyped-call]
-        return out.reshape(*x.shape[:-1], out.shape[-1]), 0
+        return descending_cohort(x, weight, bias, how), 0
 
 
 def descending_linear(x: Tensor, weight: Tensor, bias: Tensor | None, how: Descent) -> Tensor:
     """Apply a linear layer under vmap; its backward pass takes the SGD step."""
     out: Tensor = _Linear.apply(x, weight, bias, how)  # type: ignore[no-untyped-call]
     return out
+
+
+def descending_cohort(x: Tensor, weight: Tensor, bias: Tensor | None, how: Descent) -> Tensor:
+    """Apply a cohort's linear layer to x [C, ..., in]; its backward pass takes the SGD step."""
+    rows = x.flatten(1, -2) if x.dim() > 2 else x[:, None]
+    out: Tensor = _Cohort.apply(rows, weight, bias, how)  # type: ignore[no-untyped-call]
+    return out.reshape(*x.shape[:-1], out.shape[-1])

@@ -164,10 +164,11 @@ class Task:
         return Output(value, features, self._updated(buffers, run.new_buffers))
 
     def named(self, w: Vec) -> dict[str, Tensor]:
-        """View a flat vector as named parameters."""
+        """View a flat vector, or several [..., P], as named parameters."""
         # split, not narrow: its backward is one cat, narrow's is one zero-fill of P per leaf.
-        parts = w.split(self.sizes)
-        return {n: p.view(s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
+        parts, lead = w.split(self.sizes, -1), w.shape[:-1]
+        shapes = zip(self.names, parts, self.shapes, strict=True)
+        return {n: p.view((*lead, *s)) for n, p, s in shapes}
 
     def flat(self, named: Mapping[str, Tensor]) -> Vec:
         """Make the flat vector of named parameters."""

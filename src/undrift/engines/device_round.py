@@ -29,10 +29,18 @@ from undrift.core.transfer import send
 from undrift.core.tree import EMPTY, Tree, leaves, structure, tree_map
 from undrift.core.views import key_of
 from undrift.data.work import Work
-from undrift.engines.engine import PIECE, Engine, Outcome
+from undrift.engines.engine import PIECE, Engine, Outcome, Trained
 from undrift.engines.examples import Examples
 from undrift.engines.fused import Fused
-from undrift.engines.graphs import Buffers, Piece, aligned, copied, copy_into, graph_pool
+from undrift.engines.graphs import (
+    Buffers,
+    Piece,
+    aligned,
+    copied,
+    copy_into,
+    graph_pool,
+    spread_into,
+)
 from undrift.engines.group import Group, Servers, client_structure
 from undrift.engines.lanes import IDLE, Lanes, lanes_for, typical
 from undrift.engines.plain import is_plain, is_sequence
@@ -79,7 +87,7 @@ class DeviceRound:
         plain = one and is_plain(algos[0]) and is_sequence(self.task.module)
         self.lanes = self._make_lanes(engines)
         self.histories = self._make_histories() if in_place and plain else None
-        self.stepping = Stepping(self.task, in_place and plain, self.histories)
+        self.stepping = Stepping(self.task, self.device, in_place and plain, self.histories)
         self.buffers, self.pool = Buffers(), graph_pool(self.device)
         self._pieces: dict[Any, Piece] = {}
         self._shown: dict[tuple[int, int, int], Outcome] = {}
@@ -147,7 +155,7 @@ class DeviceRound:
         for g, crew in enumerate(self.crews):
             self._load_servers(g, crew, turns)
             own = [turns[i] for i in crew.members]
-            self._put_rows(f"state {g}", [self._padded(t.state) for t in own])
+            self._load_states(f"state {g}", own)
             counts = [(float(len(t.work.clients)), float(t.population)) for t in own]
             self.buffers.put(f"counts {g}", send(torch.tensor(counts), self.device))
             seeds = torch.tensor([t.work.seed for t in own])
@@ -158,6 +166,16 @@ class DeviceRound:
         self.buffers.put("steps", send(steps.to(self.task.dtype), self.device))
         if not self.shape.room.epochs:
             self._put_rows("order", [self._with_room(t.work.order) for t in ordered])
+
+    def _load_states(self, name: str, turns: Sequence[Turn]) -> None:
+        """Read client states straight into their rows; rows beyond a cohort repeat its first."""
+        most = self.shape.clients
+        who = [t.work.ids + t.work.ids[:1] * (most - len(t.work.ids)) for t in turns]
+        if name not in self.buffers:
+            self._put_rows(name, [t.store.gather(i) for t, i in zip(turns, who, strict=True)])
+            return
+        for e, (turn, ids) in enumerate(zip(turns, who, strict=True)):
+            turn.store.gather(ids, out=tree_map(lambda v, e=e: v[e], self.buffers[name]))
 
     def _load_servers(self, g: int, crew: Crew, turns: Sequence[Turn]) -> None:
         for h, inside in enumerate(crew.inside):
@@ -206,7 +224,9 @@ class DeviceRound:
             shown = self._outcome(g, e, count)
             one, mine = tree_map(lambda v, e=e, n=count: v[e, :n], (said, states))
             own: Row = one._replace(notes=shown.rows.notes, counters=shown.rows.counters)
-            yield i, Done(self._returned[i], mine, shown._replace(rows=own))
+            assert shown.trained is not None
+            trained = shown.trained._replace(ids=turns[i].work.ids)
+            yield i, Done(self._returned[i], mine, shown._replace(rows=own, trained=trained))
 
     def _outcome(self, g: int, e: int, count: int) -> Outcome:
         """Show the buffers as an outcome; they will be written again."""
@@ -214,9 +234,11 @@ class DeviceRound:
         if key not in self._shown:
             _, report, rows = self.buffers[f"result {g}"]
             clients, broadcast = self.buffers[f"clients {g}"], self.buffers[f"broadcast {g}"]
-            rows, clients = tree_map(lambda v: v[e, :count], (rows, clients))
+            carry = self.buffers[f"carry {g}"]
+            models = (carry.w, carry.buffers)
+            rows, clients, models = tree_map(lambda v: v[e, :count], (rows, clients, models))
             report, broadcast = tree_map(lambda v: v[e], (report, broadcast))
-            self._shown[key] = Outcome(report, rows, broadcast, clients)
+            self._shown[key] = Outcome(report, rows, broadcast, clients, Trained([], *models))
         return self._shown[key]
 
     # -- pieces ------------------------------------------------------------------------------
@@ -295,7 +317,7 @@ class DeviceRound:
                 rest = self.buffers.put(f"rest {g}", carry._replace(w=EMPTY, buffers=EMPTY))
                 self.buffers.hold(f"carry {g}", rest._replace(w=w, buffers=own))
         for g, carry in enumerate(carries):
-            self.buffers.put(f"carry {g}", carry)
+            spread_into(self.buffers[f"carry {g}"], carry)
 
     def _measured(
         self, hook: str, g: int, part: slice, broadcast: Any, clients: Any, carry: Any
@@ -357,8 +379,11 @@ class DeviceRound:
             if group.uses("review"):
                 at = carry._replace(state=clients.state)
                 review = self._measured("review", g, part, broadcast, clients, at)
+            ended = (broadcast, clients._replace(review=review), carry)
+            rows = group.judge(*ended)
+            states, report = group.sum(*ended, rows.accepted)
             # held, not copied: nothing else uses its memory before it is read
-            found = group.close(broadcast, clients, review, carry)
+            found = (states, report, rows)
             self.buffers.hold(f"result {g}", found)
             self._serve(g, found, clients.info.id)
 

@@ -27,7 +27,7 @@ from undrift.core.algorithm import (
 from undrift.core.round import check_path
 from undrift.core.rule import ClientInfo, Lineup, overrides
 from undrift.core.server import server_round
-from undrift.core.task import Batch, Task
+from undrift.core.task import Batch, Buffers, Task
 from undrift.core.transfer import send
 from undrift.core.tree import EMPTY, Tree, leaves, tree_map
 from undrift.data.federation import Federation
@@ -73,6 +73,14 @@ class Assignment(NamedTuple):
         return self._replace(order=made.order)
 
 
+class Trained(NamedTuple):
+    """The models that clients ended with; they may be written again in the next round."""
+
+    ids: list[int]
+    w: Tensor  # [C, P]
+    buffers: Buffers  # leading axis C
+
+
 class Outcome(NamedTuple):
     """What a cohort sends up."""
 
@@ -80,6 +88,7 @@ class Outcome(NamedTuple):
     rows: Row  # leading axis C, in summing order
     broadcast: Broadcast  # what was sent down
     clients: Client  # what each client had and got, leading axis C
+    trained: Trained | None = None  # where they are still there
 
 
 class Engine:
@@ -192,10 +201,14 @@ class Engine:
         steps = work.steps.to(self.device, self.task.dtype)
         return Client(work.info, notes, state, nothing, nothing[:-1], steps)
 
-    def batch(self, ids: Tensor, positions: Tensor) -> Batch:
-        """Fetch examples by position: [C, B] in, a batch with a leading client axis out."""
+    def batch(self, ids: Tensor, positions: Tensor, over: Tensor | None = None) -> Batch:
+        """Fetch examples by position: [C, B] in, a batch with a leading client axis out.
+
+        `over` is the x of an earlier batch, as large or larger, that nobody needs any more: it may
+        be written over.
+        """
         rows = self.federation.rows(ids, positions)
-        x, y = (_fetch(v, rows) for v in (self.federation.x, self.federation.y))
+        x, y = _fetch(self.federation.x, rows, over), _fetch(self.federation.y, rows)
         return Batch(x, y, positions >= 0, positions)
 
     def pieces(self, sizes: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -212,9 +225,13 @@ class Engine:
         return torch.tensor(float(k), dtype=self.task.dtype, device=self.device)
 
 
-def _fetch(values: Rows, rows: Tensor) -> Tensor:
+def _fetch(values: Rows, rows: Tensor, over: Tensor | None = None) -> Tensor:
     # index_select, not values[rows]: the same rows in half the time on a CPU
-    return values.index_select(0, rows.reshape(-1)).unflatten(0, rows.shape)
+    flat = rows.reshape(-1)
+    if over is None or not isinstance(values, Tensor):
+        return values.index_select(0, flat).unflatten(0, rows.shape)
+    room = over.flatten(0, 1)[: len(flat)]
+    return torch.index_select(values, 0, flat, out=room).unflatten(0, rows.shape)
 
 
 def cohort_mean(algo: Algorithm, probes: tuple[Tree, ...], work: Assignment) -> tuple[Tree, ...]:

@@ -61,7 +61,10 @@ class Fused:
         try:
             traced = make_fx(flat)(*copies)
             made: Callable[..., Any] = traced
-            if self.compiled:
+            if not self.compiled:
+                traced.graph.eliminate_dead_code()
+                traced.recompile()
+            else:
                 made = torch.compile(traced, fullgraph=True, dynamic=False)
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # the compiler's own remarks

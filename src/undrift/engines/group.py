@@ -44,6 +44,8 @@ from undrift.engines.engine import by_client
 from undrift.engines.fused import Fused
 from undrift.errors import TaskError
 
+MOST_TERMS = 128  # of a sum that is written out for the compiler
+
 
 class NoPasses(Task):
     """A task that refuses to be run: marks what needs more than elementwise algebra."""
@@ -106,8 +108,8 @@ class Group(Alike):
     def __init__(self, algos: Sequence[Algorithm], task: Task, device: torch.device) -> None:
         super().__init__([with_server(algo, algos[0].server) for algo in algos], device)
         self.task, self.compiled = task, device.type == "cuda"
-        closed = self.each(self._closed)
-        self.close = Fused(closed, "the end of a round", compiled=self.compiled)
+        self.judge = self._fused(self._judged, "the end of local training")
+        self.sum = self._fused(self._summed, "the sums of a round")
         self.move = self._fused_move()
 
     def spread(self, lanes: int) -> Group:
@@ -227,16 +229,33 @@ class Group(Alike):
         return move
 
     # -- after the steps ---------------------------------------------------------------------
-    def _closed(
-        self, algo: Algorithm, sent: Broadcast, clients: Client, review: Tree, carry: Carry
-    ) -> tuple[tuple[Tree, ...], Report, Row]:
+    # Two calls, each of which passes over [C, P] for what it gives alone: who is accepted must be
+    # known of a whole client before its numbers are added.
+    def _judged(self, algo: Algorithm, sent: Broadcast, clients: Client, carry: Carry) -> Row:
+        """Say of everybody what is not summed."""
+        return self._finished(algo, sent, clients, carry)[2]
+
+    def _summed(
+        self, algo: Algorithm, sent: Broadcast, clients: Client, carry: Carry, accepted: Tensor
+    ) -> tuple[tuple[Tree, ...], Report]:
         """Sum the reports; what a client that is refused had, it keeps."""
-        clients = clients._replace(review=review)
-        carry = carry._replace(state=clients.state)
-        finish = vmap(lambda one, at: client_finish(algo, self.task, sent, one, at))
-        states, reports, rows = finish(clients, carry)
-        kept = tree.where_rows(rows.accepted, states, clients.state)
-        return kept, tree_map(lambda v: masked_sum(v, rows.accepted), reports), rows
+        states, reports, _ = self._finished(algo, sent, clients, carry)
+        kept = tree.where_rows(accepted, states, clients.state)
+        return kept, tree_map(lambda v: masked_sum(v, accepted), reports)
+
+    def _finished(
+        self, algo: Algorithm, sent: Broadcast, clients: Client, carry: Carry
+    ) -> tuple[tuple[Tree, ...], Report, Row]:
+        def finish(client: Client, at: Carry) -> tuple[tuple[Tree, ...], Report, Row]:
+            return client_finish(algo, self.task, sent, client, at)
+
+        ended: tuple[tuple[Tree, ...], Report, Row] = vmap(finish)(
+            clients, carry._replace(state=clients.state)
+        )
+        return ended
+
+    def _fused(self, function: Callable[..., Any], name: str) -> Fused:
+        return Fused(self.each(function), name, compiled=self.compiled)
 
 
 def with_server(algo: Algorithm, server: Rule) -> Algorithm:
@@ -253,7 +272,15 @@ def client_structure(algo: Algorithm) -> Any:
 
 def masked_sum(rows: Tensor, accepted: Tensor) -> Tensor:
     """Add the rows of accepted clients in float64, in their order."""
-    return torch.where(by_client(accepted, rows), rows, 0).sum(0, dtype=torch.float64)
+    kept = torch.where(by_client(accepted, rows), rows, 0)
+    if not (rows.is_cuda and rows.dim() > 1 and len(rows) <= MOST_TERMS):
+        return kept.sum(0, dtype=torch.float64)
+    # written out, a compiler makes one pass of it: 96 us instead of 261 for 50 rows of 1.6 million
+    first, *others = kept.unbind()
+    total = first.double()
+    for row in others:
+        total = total + row
+    return total
 
 
 def cohort_mean(algo: Algorithm, probes: tuple[Tree, ...], size: Tensor) -> tuple[Tree, ...]:

@@ -18,13 +18,14 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from undrift.core.transfer import send
 from undrift.core.tree import leaves, tree_map
 from undrift.engines.examples import Examples
-from undrift.engines.graphs import Buffers, aligned, copy_all
+from undrift.engines.graphs import Buffers, aligned
 from undrift.engines.group import Group
 from undrift.engines.stepping import Seat, Stepping
 
@@ -129,15 +130,15 @@ class Lanes:
 
         Where nobody does, the first client's first batch is looked up.
         """
-        made = torch.zeros((total, 3, self.size), dtype=torch.int64)
+        made = np.zeros((total, 3, self.size), dtype=np.int64)
         made[:, 2] = NOBODY
         places = split([rows.count for rows, _ in self._rows])
         for stays, lanes, clients in zip(plans, split(self.widths), places, strict=True):
             for stay in stays:
                 own = made[stay.start : stay.start + stay.steps, :, lanes.start + stay.lane]
                 own[:, 0] = clients.start + stay.client
-                own[:, 1:] = torch.arange(stay.steps)[:, None]
-        return made
+                own[:, 1:] = np.arange(stay.steps)[:, None]
+        return torch.from_numpy(made)
 
     def step(self, stepping: Stepping, data: Examples, buffers: Buffers) -> None:
         """Let every lane take the step that `now` says."""
@@ -152,6 +153,9 @@ class Lanes:
         stepping.take(self.groups, self.seats, self.models, batch, keys, numbers)
 
 
+Row = dict[torch.dtype, list[Tensor]]  # the tensors of one client, by type
+
+
 class _Rows:
     """The clients of a seat, tensor by tensor; kept, for the memory keeps its place."""
 
@@ -159,28 +163,37 @@ class _Rows:
         self.seat = seat
         experiments, self.clients = seat.carry.w.shape[:2]
         self.count = experiments * self.clients
-        self._kept: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
+        self._kept: dict[int, tuple[Row, Row]] = {}
 
-    def __getitem__(self, place: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Give what moves and what does not."""
+    def __getitem__(self, place: int) -> tuple[Row, Row]:
+        """Give what moves, and everything."""
         if place not in self._kept:
             a, b = divmod(place, self.clients)
+            moving = [v[a, b] for v in leaves(self.seat.carry)]
             rest = [v[a] for v in leaves((self.seat.numbers, self.seat.broadcast))]
             rest += [v[a, b] for v in leaves(self.seat.clients)]
-            self._kept[place] = [v[a, b] for v in leaves(self.seat.carry)], rest
+            self._kept[place] = _by_type(moving), _by_type(moving + rest)
         return self._kept[place]
+
+
+def _by_type(tensors: Sequence[Tensor]) -> Row:
+    found: Row = {}
+    for tensor in tensors:
+        found.setdefault(tensor.dtype, []).append(tensor)
+    return found
 
 
 def _exchange(cohort: _Rows, lanes: _Rows, leaving: Sequence[Stay], coming: Sequence[Stay]) -> None:
     """Copy those who are done back to their place, then the next ones in."""
-    copy_all(
-        [v for s in leaving for v in cohort[s.client][0]],
-        [v for s in leaving for v in lanes[s.lane][0]],
-    )
-    copy_all(
-        [v for s in coming for part in lanes[s.lane] for v in part],
-        [v for s in coming for part in cohort[s.client] for v in part],
-    )
+    _copy([(cohort[s.client][0], lanes[s.lane][0]) for s in leaving])
+    _copy([(lanes[s.lane][1], cohort[s.client][1]) for s in coming])
+
+
+def _copy(pairs: Sequence[tuple[Row, Row]]) -> None:
+    """Copy clients, all of one type in one launch."""
+    for kind in pairs[0][0] if pairs else ():
+        to = [v for old, _ in pairs for v in old[kind]]
+        torch._foreach_copy_(to, [v for _, new in pairs for v in new[kind]])
 
 
 def _moves(stays: Sequence[Stay]) -> dict[int, tuple[list[Stay], list[Stay]]]:

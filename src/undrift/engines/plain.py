@@ -25,6 +25,7 @@ from undrift.core.rule import overrides
 from undrift.core.task import Batch, Buffers, Task
 from undrift.core.tree import tree_map, where_rows
 from undrift.core.views import Carry, step_key
+from undrift.engines.head import Head
 
 STEP_HOOKS = (
     *("begin", "start", "look_at", "loss", "penalty", "direction", "after_step", "review"),
@@ -87,8 +88,16 @@ def _calls(module: nn.Module) -> list[int]:
 class PlainSteps:
     """Moves the parameters of a chunk of clients, row by row of one matrix."""
 
-    def __init__(self, task: Task, algo: Algorithm, broadcast: Broadcast, together: bool) -> None:
+    def __init__(
+        self,
+        task: Task,
+        algo: Algorithm,
+        broadcast: Broadcast,
+        together: bool,
+        head: Head | None = None,
+    ) -> None:
         self.task, self.algo, self.broadcast, self.together = task, algo, broadcast, together
+        self.head = head
         self.fused = together and is_sequence(task.module)
         # with a seam convolutions take their step while going back, too
         names = _linear_names if task.seam is None else moving
@@ -175,6 +184,10 @@ class PlainSteps:
 
     def _fused_gradients(self, parts: dict[str, Tensor], rest: Any, how: Descent) -> Any:
         """Let linear layers move while going back; the others' gradients come out."""
+        if self.head is not None:
+            buffers, batch, keys = rest
+            grads, aux = self.head.gradients(parts, buffers, batch, keys, how)
+            return {n: grads[n] for n in grads.keys() - self.moved}, aux
         leaves = {n: p.detach().requires_grad_() for n, p in parts.items()}
         with torch.enable_grad():
             losses, aux = vmap(self._losses(how))(leaves, *rest)
@@ -184,10 +197,7 @@ class PlainSteps:
 
     def _parts(self, w: Tensor) -> dict[str, Tensor]:
         """View the matrix [C, P] as named parameters [C, ...]; one client's without C."""
-        rows, lead = (w, (len(w),)) if self.together else (w[0], ())
-        pieces = rows.split(self.task.sizes, -1)
-        shapes = zip(self.task.names, pieces, self.task.shapes, strict=True)
-        return {n: p.view((*lead, *s)) for n, p, s in shapes}
+        return self.task.named(w) if self.together else self.task.named(w[0])
 
 
 def _linear_names(module: nn.Module) -> set[str]:

@@ -18,12 +18,13 @@ from torch.func import vmap
 
 from undrift.core.algorithm import Algorithm, Broadcast, Client
 from undrift.core.history import Histories
-from undrift.core.round import shares_gradient, task_gradient
+from undrift.core.round import Found, shares_gradient, task_gradient
 from undrift.core.task import Batch, Buffers, Task
 from undrift.core.tree import tree_map
 from undrift.core.views import Carry
 from undrift.engines.group import Group
-from undrift.engines.plain import PlainSteps
+from undrift.engines.head import Head
+from undrift.engines.plain import PlainSteps, is_sequence
 
 
 class Seat(NamedTuple):
@@ -38,8 +39,16 @@ class Seat(NamedTuple):
 class Stepping:
     """Takes local steps, in place."""
 
-    def __init__(self, task: Task, in_place: bool, histories: Histories | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        device: torch.device,
+        in_place: bool,
+        histories: Histories | None = None,
+    ) -> None:
         self.task, self.in_place, self.histories = task, in_place, histories
+        # other modules may do what torch's own backward pass and vmap do not like together
+        self.head = Head(task, device) if is_sequence(task.module) else None
 
     def take(
         self, groups: Sequence[Group], seats: Sequence[Seat], models: tuple[Tensor, Buffers],
@@ -58,7 +67,7 @@ class Stepping:
         together: Any = None
         if sharing:
             inputs = tree_map(lambda v: v[:sharing], (*models, batch, keys))
-            together = vmap(vmap(partial(task_gradient, self.task)))(*inputs)
+            together = self._found(*inputs)
         first = 0
         for group, seat in zip(groups, seats, strict=True):
             part = slice(first, first + group.size)
@@ -69,6 +78,15 @@ class Stepping:
             else:
                 found = group.gradient(seat.numbers, *_at(seat), seen, mine)
             group.move(*seat, seen, mine, number, found)
+
+    def _found(self, w: Tensor, buffers: Buffers, batch: Batch, keys: Tensor) -> Found:
+        """Go forward and back, everybody at once."""
+        if self.head is None:
+            each: Found = vmap(vmap(partial(task_gradient, self.task)))(w, buffers, batch, keys)
+            return each
+        flat = tree_map(lambda v: v.flatten(0, 1), (w, buffers, batch, keys))
+        whole: Found = tree_map(lambda v: v.unflatten(0, w.shape[:2]), self.head.found(*flat))
+        return whole
 
     def _take_in_place(
         self, algo: Algorithm, seat: Seat, batch: Batch, keys: Tensor, k: Tensor
@@ -84,7 +102,7 @@ class Stepping:
         )
         if self.histories is not None:
             self.histories.at(k[:, None].expand_as(seat.clients.steps).flatten(), lr)
-        steps = PlainSteps(self.task, algo, seat.broadcast, together=True)
+        steps = PlainSteps(self.task, algo, seat.broadcast, together=True, head=self.head)
         steps.step_in_place(carry, batch, keys, lr, live, self.histories)
 
 

@@ -52,17 +52,20 @@ class OrderedSum:
                 self._add_row(client % SHARDS, [v[c] for v in values])
 
     def _add_row(self, shard: int, row: list[Tensor]) -> None:
-        if shard != self._shard:
+        begins = shard != self._shard
+        if begins:
             self._close()
             self._shard = shard
         for held, value in zip(self._open, row, strict=True):
-            held.add_(value)
+            if begins:  # cheaper than adding to zero: most shards of a cohort are one client
+                held.copy_(value)
+            else:
+                held.add_(value)
 
     def _close(self) -> None:
         if self._shard is not None:
             for total, held in zip(self._closed, self._open, strict=True):
                 total.add_(held)
-                held.zero_()
 
     def result(self) -> Tree:
         """Give the sum, in float64."""

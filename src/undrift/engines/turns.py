@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from undrift.core.algorithm import Server
 from undrift.core.tree import Tree
 from undrift.data.work import Room
 from undrift.engines.engine import Assignment, Outcome
 from undrift.engines.group import Group, Servers
+from undrift.state.store import ClientStateStore
 
 
 class Shape(NamedTuple):
@@ -42,8 +41,8 @@ class Turn(NamedTuple):
     """What the host hands over for a round of one experiment."""
 
     server: Server
-    work: Assignment  # those with most steps first
-    state: Tree  # of these clients
+    work: Assignment
+    store: ClientStateStore  # has the states of these clients
     population: int
     everyone: Tree
 
@@ -80,10 +79,3 @@ def grouped(members: Sequence[int], key: Callable[[int], Any]) -> list[list[int]
         else:
             same.append(i)
     return [group for _, group in found]
-
-
-def sorting(steps: Tensor) -> Tensor | None:
-    """Tell in which order clients stand with most steps first; None if they do."""
-    if bool((steps[:-1] >= steps[1:]).all()):
-        return None
-    return steps.argsort(descending=True, stable=True)

@@ -24,14 +24,21 @@ from undrift.core.round import (
 )
 from undrift.core.rule import Sizes
 from undrift.core.task import Batch, Task
-from undrift.core.transfer import send
 from undrift.core.tree import Tree, leaves, tree_map
 from undrift.core.views import Carry
 from undrift.data.checks import check_whole
 from undrift.data.federation import Federation
 from undrift.data.spool import Streamed
 from undrift.data.work import LocalWork, Room, Work
-from undrift.engines.capacity import Need, is_small, need_of, width_for, workers_for
+from undrift.engines.capacity import (
+    Need,
+    has_convolution,
+    is_small,
+    need_of,
+    width_for,
+    workers_for,
+)
+from undrift.engines.dense_steps import DenseSteps, is_dense
 from undrift.engines.device_round import DeviceRound
 from undrift.engines.engine import Assignment, Engine, Outcome, mean_rows
 from undrift.engines.plain import PlainSteps, is_plain, is_sequence
@@ -39,7 +46,7 @@ from undrift.engines.reference import Reference
 from undrift.engines.seams import seam_for, seam_plan, use_seam_plan
 from undrift.engines.steps import GeneralSteps, Steps
 from undrift.engines.trial import check_vectorises
-from undrift.engines.turns import Done, Shape, Turn, sorting
+from undrift.engines.turns import Done, Shape, Turn
 from undrift.engines.workers import in_order, limited
 from undrift.errors import TaskError, UndriftError
 from undrift.state.store import ClientStateStore
@@ -146,29 +153,19 @@ class Vectorised(Engine):
             log.warning("this round cannot be run as one (%s); it runs piece by piece", error)
             self.graph = False
             return super().round(algo, server, work.ordered(), population, everyone)
-        return self.take(work, turn, done)
+        return self.take(turn, done)
 
     def turn(
         self, algo: Algorithm, server: Server, work: Assignment, population: int, everyone: Tree
     ) -> Turn:
-        """Prepare a round on the device: those with most steps first, and their states."""
+        """Prepare a round on the device."""
         self.admit(algo, server, work)
-        sort = sorting(work.steps)
-        own = work if sort is None else work.part(sort)
-        return Turn(server, own, self.store.gather(own.ids), population, everyone)
+        return Turn(server, work, self.store, population, everyone)
 
-    def take(self, work: Assignment, turn: Turn, done: Done) -> tuple[Server, Outcome]:
-        """Stage the new states of a round on the device; the outcome is in the cohort's order."""
+    def take(self, turn: Turn, done: Done) -> tuple[Server, Outcome]:
+        """Stage the new states of a round on the device."""
         self.store.stage(turn.work.ids, done.states)
-        outcome = done.outcome
-        if turn.work is not work:
-            place = {client: at for at, client in enumerate(turn.work.ids)}
-            back = send(torch.tensor([place[client] for client in work.ids]), self.device)
-            rows, clients = (
-                tree_map(lambda v: v[back], t) for t in (outcome.rows, outcome.clients)
-            )
-            outcome = outcome._replace(rows=rows, clients=clients)
-        return done.server, outcome
+        return done.server, done.outcome
 
     def orders(self, work: LocalWork) -> bool:
         """Whether the order of batches may be left to this engine."""
@@ -285,29 +282,32 @@ class Vectorised(Engine):
     ) -> Carry:
         """Take all local steps; the prefix of clients that still train shrinks."""
         path = self._path(algo, broadcast, together=len(work.ids) > 1)
-        carry, finished = path.start(clients), []
+        carry, finished, used = path.start(clients), [], None
         for k in range(int(work.steps.max())):
             live = int((work.steps > k).sum())
             if live < len(carry.w):
                 finished.append(_rows(carry, slice(live, None)))
                 carry, clients = _rows(carry, slice(live)), _rows(clients, slice(live))
-            batch = self._step_batch(work.info.id[:live], work.order[:live, k])
+            batch = self._step_batch(work.info.id[:live], work.order[:live, k], used)
             carry = path.step(clients, carry, batch, self.step_number(k))
+            used = batch.x if isinstance(path, DenseSteps) else None  # rules may keep a batch
         return join(carry, *reversed(finished))
 
-    def _step_batch(self, ids: Tensor, positions: Tensor) -> Batch:
-        batch = self.batch(ids, positions)
+    def _step_batch(self, ids: Tensor, positions: Tensor, used: Tensor | None) -> Batch:
+        batch = self.batch(ids, positions, over=used)
         images = len(ids) == 1 and batch.x.dim() == 5 and self.device.type == "cpu"
-        if not (images and is_sequence(self.task.module)):
+        if not (images and has_convolution(self.task.module) and is_sequence(self.task.module)):
             return batch  # a forward of its own might need `view`
         # 1.5x on a CPU: pooling and convolutions like their channels last
         return batch._replace(x=batch.x[0].contiguous(memory_format=torch.channels_last)[None])
 
     def _path(self, algo: Algorithm, broadcast: Broadcast, together: bool) -> Steps:
         on_cpu = self.device.type == "cpu"
-        if self.in_place and on_cpu and is_plain(algo):
-            return PlainSteps(self.task, algo, broadcast, together)
-        return GeneralSteps(self.task, algo, broadcast)
+        if not (self.in_place and on_cpu and is_plain(algo)):
+            return GeneralSteps(self.task, algo, broadcast)
+        if is_dense(self.task, self.federation.x.dim() - 1):
+            return DenseSteps(self.task, algo, broadcast, together=True)
+        return PlainSteps(self.task, algo, broadcast, together)
 
     def _begin(
         self, algo: Algorithm, broadcast: Broadcast, clients: Client, work: Assignment

@@ -16,12 +16,12 @@ from undrift.experiment.run import (
     ExperimentJob,
     Session,
     info_of,
-    records_of,
+    queued_records,
     stretch,
 )
 from undrift.experiment.spec import Experiment
 from undrift.fleet import Fleet, parted
-from undrift.rounds import RoundResult
+from undrift.rounds import Advance
 from undrift.trainer import Trainer
 
 log = logging.getLogger("undrift")
@@ -78,14 +78,17 @@ def _train_batch(sessions: Sequence[Session], rounds: int) -> None:
     fleet = Fleet(trainers) if len(trainers) > 1 else None
     while rounds:
         count = min(rounds, *(stretch(s.job, s.trainer, s.measure) for s in sessions))
-        found = _run(fleet, trainers, count - 1)
+        under_way = [_advance(fleet, trainers) for _ in range(count - 1)]
         before = [trainer.server.w for trainer in trainers]
-        last = _run(fleet, trainers, 1)
-        for i, session in enumerate(sessions):
-            results = [*found[i], *last[i]]
-            session.take(records_of(session.job, session.measure, results, before[i]))
+        under_way.append(_advance(fleet, trainers))
+        queued = [
+            queued_records(session.job, session.measure, [step[i] for step in under_way], before[i])
+            for i, session in enumerate(sessions)
+        ]  # all of them, before the first is waited for
+        for session, records in zip(sessions, queued, strict=True):
+            session.take(records())
         rounds -= count
 
 
-def _run(fleet: Fleet | None, trainers: Sequence[Trainer], count: int) -> list[list[RoundResult]]:
-    return fleet.run(count) if fleet else [trainer.run(count) for trainer in trainers]
+def _advance(fleet: Fleet | None, trainers: Sequence[Trainer]) -> list[Advance]:
+    return fleet.advance() if fleet else [trainer.advance() for trainer in trainers]

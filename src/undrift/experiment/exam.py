@@ -13,6 +13,7 @@ from torch import Tensor
 from undrift.core.ops import Pass
 from undrift.core.task import Batch, Buffers, Task, Vec, per_example
 from undrift.errors import DataError
+from undrift.rounds import Fetch, fetched
 
 
 class Paper(NamedTuple):
@@ -35,8 +36,9 @@ class Exam:
                 f"{len(paper.y)}"
             )
         self.task, self.batch, self.device = task, batch, device
-        owner = None if paper.owner is None else paper.owner.to(device)
-        self.paper = paper._replace(x=self._moved(paper.x), y=self._moved(paper.y), owner=owner)
+        self.paper = paper._replace(x=self._moved(paper.x), y=self._moved(paper.y))
+        self.labels = paper.y.cpu()
+        self.owner = None if paper.owner is None else paper.owner.cpu()
         _check_values(self.paper)
         _check_classes(task, self.paper)
         self._try_one()
@@ -58,19 +60,16 @@ class Exam:
         dtype = self.task.dtype if values.is_floating_point() else None
         return values.to(self.device, dtype)
 
-    @torch.no_grad()
     def judge(self, w: Vec, buffers: Buffers) -> dict[str, Any]:
         """Give loss and metrics, and what was asked for beyond."""
+        return self.judging(w, buffers).result()
+
+    @torch.no_grad()
+    def judging(self, w: Vec, buffers: Buffers) -> Marks:
+        """Judge without waiting for a device."""
         starts = range(0, len(self.paper.x), self.batch)
         pieces = [self._some(self.paper, w, buffers, i) for i in starts]
-        values = {n: torch.cat([p[n] for p in pieces]).double() for n in pieces[0]}
-        found: dict[str, Any] = {n: float(v.mean()) for n, v in values.items()}
-        main = "accuracy" if "accuracy" in values else "loss"
-        if self.paper.classes and main == "accuracy":
-            found["per_class"] = self._by_class(values[main])
-        if self.paper.owner is not None:
-            found |= self._by_client(main, values[main])
-        return found
+        return Marks(self, {n: torch.cat([p[n] for p in pieces]).double() for n in pieces[0]})
 
     def _some(self, paper: Paper, w: Vec, buffers: Buffers, start: int) -> dict[str, Tensor]:
         part = slice(start, start + self.batch)
@@ -81,28 +80,57 @@ class Exam:
         metrics = {n: per_example(m(out.value, seen.y)) for n, m in self.task.metrics.items()}
         return {"loss": self.task.losses(out.value, y), **metrics}
 
-    def _by_class(self, hits: Tensor) -> list[float | None]:
-        total = torch.bincount(self.paper.y, minlength=self.paper.classes)
-        right = torch.bincount(self.paper.y, hits, minlength=self.paper.classes)
-        pairs = zip(right.tolist(), total.tolist(), strict=True)
-        return [r / t if t else None for r, t in pairs]
 
-    def _by_client(self, name: str, values: Tensor) -> dict[str, float]:
-        """Tell how unequal clients fare; those without a test example do not count."""
-        assert self.paper.owner is not None
-        kept = self.paper.owner >= 0
-        owner = self.paper.owner[kept]
-        total = torch.bincount(owner, minlength=self.paper.clients)
-        each = torch.bincount(owner, values[kept], minlength=self.paper.clients)[total > 0]
-        each = each / total[total > 0]
-        worst_first = each.sort(descending=name == "loss").values
-        tenth = worst_first[: max(1, round(0.1 * len(each)))]
-        return {
-            f"client_{name}_mean": float(each.mean()),
-            f"client_{name}_std": float(each.std(correction=0)),
-            f"client_{name}_worst": float(worst_first[0]),
-            f"client_{name}_worst10": float(tenth.mean()),
-        }
+class Marks:
+    """What an exam found, or still on its way from a device."""
+
+    def __init__(self, exam: Exam, values: dict[str, Tensor]) -> None:
+        self.exam, self.names = exam, list(values)
+        self.main = "accuracy" if "accuracy" in values else "loss"
+        self._means = fetched([v.mean() for v in values.values()])
+        self._by_class = bool(exam.paper.classes) and self.main == "accuracy"
+        self._by_client = exam.owner is not None
+        # classes and clients are counted on the host, in the order of the examples
+        counted = self._by_class or self._by_client
+        self._each = Fetch(values[self.main]) if counted else None
+
+    def result(self) -> dict[str, Any]:
+        """Read them; waits for the device."""
+        found: dict[str, Any] = dict(zip(self.names, self._means.read().tolist(), strict=True))
+        if self._each is None:
+            return found
+        values = self._each.read()
+        if self._by_class:
+            found["per_class"] = by_class(values, self.exam.labels, self.exam.paper.classes)
+        if self._by_client:
+            assert self.exam.owner is not None
+            found |= by_client(self.main, values, self.exam.owner, self.exam.paper.clients)
+        return found
+
+
+def by_class(hits: Tensor, labels: Tensor, classes: int) -> list[float | None]:
+    """Tell which share of every class was right; None for one without examples."""
+    total = torch.bincount(labels, minlength=classes)
+    right = torch.bincount(labels, hits, minlength=classes)
+    pairs = zip(right.tolist(), total.tolist(), strict=True)
+    return [r / t if t else None for r, t in pairs]
+
+
+def by_client(name: str, values: Tensor, owners: Tensor, clients: int) -> dict[str, float]:
+    """Tell how unequal clients fare; those without a test example do not count."""
+    kept = owners >= 0
+    owner = owners[kept]
+    total = torch.bincount(owner, minlength=clients)
+    each = torch.bincount(owner, values[kept], minlength=clients)[total > 0]
+    each = each / total[total > 0]
+    worst_first = each.sort(descending=name == "loss").values
+    tenth = worst_first[: max(1, round(0.1 * len(each)))]
+    return {
+        f"client_{name}_mean": float(each.mean()),
+        f"client_{name}_std": float(each.std(correction=0)),
+        f"client_{name}_worst": float(worst_first[0]),
+        f"client_{name}_worst10": float(tenth.mean()),
+    }
 
 
 def _check_values(paper: Paper) -> None:

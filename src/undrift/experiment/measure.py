@@ -6,6 +6,7 @@ others; `train_...` is the mean over participants; `norm_...` are Euclidean norm
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,14 +14,16 @@ from torch import Tensor
 
 from undrift.core.algorithm import Algorithm, Server
 from undrift.core.task import Vec
+from undrift.core.transfer import send
 from undrift.core.tree import leaves, named_leaves, replace
 from undrift.experiment.exam import Exam
 from undrift.experiment.sections import Evaluation
 from undrift.replay import weighs_by_size
-from undrift.rounds import RoundResult
+from undrift.rounds import RoundResult, fetched
 from undrift.rules.observe import LastModel, Seen, Watch
 from undrift.trainer import Trainer
 
+Later = Callable[[], dict[str, Any]]  # what it gives waits for a device
 CLIENTS_AT_A_TIME = 64  # last models that are read together
 
 
@@ -43,11 +46,15 @@ class Measure:
 
     def record(self, result: RoundResult, last: bool) -> dict[str, Any]:
         """Write down a round that was just trained; the last one is always judged."""
-        found: dict[str, Any] = {}
-        if last or result.round % self.evaluation.every == 0:
-            found = self.judged() | self.norms()
+        return self.told(result, self.measuring(result.round, last)())
+
+    def measuring(self, round: int, last: bool) -> Later:
+        """Measure the model as it is after a round, without waiting for a device."""
+        found = [nothing]
+        if last or round % self.evaluation.every == 0:
+            found = [self.judging(), self.norming()]
         self.before = self.trainer.server.w
-        return self.told(result, found)
+        return lambda: {name: value for some in found for name, value in some().items()}
 
     def told(self, result: RoundResult, judged: dict[str, Any] | None = None) -> dict[str, Any]:
         """Write down what a round tells of itself, and what else was found."""
@@ -68,14 +75,24 @@ class Measure:
     # -- models to judge -----------------------------------------------------------------------
     def judged(self) -> dict[str, Any]:
         """Judge every model that was asked for on every set of examples."""
-        server = self.trainer.server
-        found: dict[str, Any] = {}
+        return self.judging()()
+
+    def judging(self) -> Later:
+        """Judge without waiting for a device."""
+        server, marks = self.trainer.server, {}
         for number, name in enumerate(self.evaluation.models):
             w = self.model(name)
             for exam_name, exam in self.exams.items():
                 prefix = exam_name if number == 0 else f"{name}_{exam_name}"
-                found |= _renamed(prefix, exam.judge(w, server.buffers))
-        return found
+                marks[prefix] = exam.judging(w, server.buffers)
+
+        def read() -> dict[str, Any]:
+            found: dict[str, Any] = {}
+            for prefix, some in marks.items():
+                found |= _renamed(prefix, some.result())
+            return found
+
+        return read
 
     def model(self, name: str) -> Vec:
         """Give the server's model, the mean of the cohort's, or of everybody's last ones."""
@@ -96,7 +113,7 @@ class Measure:
         ids = trainer.enrolled
         sizes = trainer.federation.available(trainer.rounds_done - 1)[ids].double()
         by_size = weighs_by_size(trainer.algorithm)
-        weights = (sizes if by_size else torch.ones_like(sizes)).to(trainer.engine.device)
+        weights = send(sizes if by_size else torch.ones_like(sizes), trainer.engine.device)
         total = torch.zeros_like(trainer.server.w, dtype=torch.float64)
         for start in range(0, len(ids), CLIENTS_AT_A_TIME):
             part = slice(start, start + CLIENTS_AT_A_TIME)
@@ -107,6 +124,10 @@ class Measure:
     # -- norms and drift -----------------------------------------------------------------------
     def norms(self) -> dict[str, float]:
         """Measure model, update and the server's states; with `drift` also the cohort's spread."""
+        return self.norming()()
+
+    def norming(self) -> Later:
+        """Measure norms without waiting for a device."""
         server = self.trainer.server
         states = _vectors(self.trainer.algorithm, server)
         found = {"norm_model": server.w, "norm_update": server.w - self.before}
@@ -118,7 +139,13 @@ class Measure:
             numbers["drift"] = seen.spread / seen.length
             step = self.before - seen.average
             numbers |= {f"cos_{n}": _cosine(v, step) for n, v in states.items()}
-        return {n: float(v) for n, v in numbers.items()}
+        fetch = fetched([v.double() for v in numbers.values()])
+        return lambda: dict(zip(numbers, fetch.read().tolist(), strict=True))
+
+
+def nothing() -> dict[str, Any]:
+    """Stand for a round that is not judged."""
+    return {}
 
 
 def _vectors(algorithm: Algorithm, server: Server) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from undrift.experiment.sections import Evaluation, section_table
 from undrift.experiment.spec import Experiment, check_name
 from undrift.experiment.tables import Table
 from undrift.experiment.world import build
-from undrift.rounds import RoundResult
+from undrift.rounds import Advance, Reading
 from undrift.trainer import Trainer
 
 log = logging.getLogger("undrift")
@@ -198,12 +198,10 @@ def _in_memory(job: Job, listeners: Sequence[Listener]) -> History:
 
 
 def _next_records(job: Job, trainer: Trainer, measure: Measure) -> list[dict[str, Any]]:
-    """Train up to the next round that is judged; on a CPU one round."""
-    count = stretch(job, trainer, measure)
-    results = trainer.run(count - 1)
+    """Train up to the next round that is judged, judge it, and wait once; on a CPU one round."""
+    under_way = [trainer.advance() for _ in range(stretch(job, trainer, measure) - 1)]
     before = trainer.server.w
-    results += trainer.run(1)
-    return records_of(job, measure, results, before)
+    return queued_records(job, measure, [*under_way, trainer.advance()], before)()
 
 
 def stretch(job: Job, trainer: Trainer, measure: Measure) -> int:
@@ -214,14 +212,22 @@ def stretch(job: Job, trainer: Trainer, measure: Measure) -> int:
     return min(job.rounds - done, every - done % every, MOST_UNREAD)
 
 
-def records_of(
-    job: Job, measure: Measure, results: Sequence[RoundResult], before: Tensor
-) -> list[dict[str, Any]]:
-    """Write rounds down; `before` is the model before the last one, the only one that is judged."""
-    last = results[-1]
-    made = [measure.told(result) for result in results[:-1]]
+def queued_records(
+    job: Job, measure: Measure, rounds: Sequence[Advance], before: Tensor
+) -> Callable[[], list[dict[str, Any]]]:
+    """Measure what was just trained; what this gives waits for a device and writes rounds down.
+
+    Only the last round is judged; `before` is the model before it.
+    """
+    reading, last = Reading(rounds), rounds[-1].round
     measure.before = before
-    return [*made, measure.record(last, last=last.round == job.rounds)]
+    measured = measure.measuring(last, last=last == job.rounds)
+
+    def records() -> list[dict[str, Any]]:
+        *told, end = reading.results()
+        return [*(measure.told(result) for result in told), measure.told(end, measured())]
+
+    return records
 
 
 def _in_folder(

@@ -57,7 +57,8 @@ def takes(p: LinearProblem, w: Tensor) -> bool:
     """Whether the kernels do this."""
     dense = w.stride(2) == 1 and w.stride(1) == p.inputs
     small = p.rows * max(p.inputs, p.outputs) < 2**31 and p.inputs * p.outputs < 2**31
-    return dense and small and 0 < p.rows <= MOST_ROWS and p.clients <= 65535
+    known = not (interpreted() and p.precision == "bf16")  # which the interpreter does not know
+    return dense and small and known and 0 < p.rows <= MOST_ROWS and p.clients <= 65535
 
 
 def _constants(p: LinearProblem, kind: torch.dtype, config: Configuration) -> dict[str, Any]:
@@ -222,6 +223,48 @@ def _backward_candidates(p: LinearProblem) -> list[Configuration]:
     if interpreted():
         tiles = [(32, 32, 4, 2)]
     return [dict(BI=bi, BO=bo, num_warps=w, num_stages=s) for bi, bo, w, s in tiles]
+
+
+# --------------------------------------------------------------------------- what is remembered
+def add_rows(p: LinearProblem, g: Tensor, w: Tensor, y: Tensor, scale: float) -> None:
+    """Add scale * g w to y [C, R, in], where it lies."""
+    with on_device(g):
+        config = configuration(
+            "added rows", p, g.device, _adding_candidates(p), lambda: _adding_trial(p, g.device)
+        )
+        _adding_launch(p, config, g.contiguous(), w, y, scale).run()
+
+
+def _adding_launch(
+    p: LinearProblem, config: Configuration, g: Tensor, w: Tensor, y: Tensor, scale: float
+) -> Launch:
+    grid = (-(-p.inputs // config["BI"]), p.clients)
+    arguments = (g, w, y, scale, p.rows, w.stride(0))
+    return Launch(programs.add_rows, grid, arguments, _constants(p, p.operand, config))
+
+
+def _adding_candidates(p: LinearProblem) -> list[Configuration]:
+    # (inputs and outputs of a tile, warps, stages)
+    tiles = [(128, 64, 4, 2), (256, 32, 4, 2), (256, 64, 8, 2), (64, 64, 4, 3)]
+    if p.precision == "float32":
+        tiles = [(64, 32, 4, 2), (128, 32, 8, 1)]
+    if interpreted():
+        tiles = [(32, 32, 4, 2)]
+    return [dict(BI=bi, BO=bo, num_warps=w, num_stages=s) for bi, bo, w, s in tiles]
+
+
+def _adding_trial(p: LinearProblem, device: torch.device) -> Trial:
+    x, w, _, g = _random(p, device)
+    w, g, start, y = w.to(p.operand), g.to(p.operand), x.float(), x.float().clone()
+
+    def error() -> float:
+        wanted = start.double() + 0.5 * (g.double() @ w.double())
+        return relative(y, wanted) if bool(y.isfinite().all()) else float("inf")
+
+    return Trial(
+        _adding_candidates(p), lambda c: [_adding_launch(p, c, g, w, y, 0.5)], [y], error,
+        p.precision, lambda: y.copy_(start),
+    )  # fmt: skip
 
 
 def _wanted(p: LinearProblem, g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,7 @@
-"""Configurations that were found earlier on this machine, in the user's cache folder.
+"""Configurations that were found earlier: on this machine, or on one like it and shipped.
 
-`UNDRIFT_CACHE` names another folder.  A file that is lost, damaged or cannot be written costs time
-and nothing else.
+The first are in the user's cache folder; `UNDRIFT_CACHE` names another one.  A file that is lost,
+damaged or cannot be written costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from typing import Any
 
 log = logging.getLogger("undrift")
 
+SHIPPED = Path(__file__).parent / "shipped"
 _known: dict[Path, dict[str, Any]] = {}  # what was read, by file
 
 
 def recall(key: str) -> dict[str, Any] | None:
     """Give what was found for a kernel, a problem and a device, if it was."""
-    found = _read(_file()).get(key)
+    own = _file()
+    found = _read(own).get(key) or _read(SHIPPED / own.name).get(key)
     return dict(found) if isinstance(found, dict) else None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import weakref
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -23,6 +23,7 @@ from undrift.errors import CheckpointError, ConfigError, CorruptCheckpoint
 from undrift.state import disk
 
 Table = Mapping[str, Tensor]  # what `ClientStateStore.snapshot` puts into a checkpoint
+Pairs = list[tuple[Tensor, Tensor]]  # columns of a table of rows, and what they are read into
 
 
 class Entry(NamedTuple):
@@ -82,7 +83,7 @@ class MemoryTier:
     meta: dict[str, Any] = {"kind": "memory"}  # noqa: RUF012  (one constant, never changed)
 
     def __init__(self, fresh: Tensor, device: torch.device, pinned: bool) -> None:
-        self._device, self._pinned = device, pinned
+        self.device, self._pinned = device, pinned
         self.fresh = fresh
         self._table = self._empty(8)
         self._table[0].copy_(fresh)
@@ -94,21 +95,36 @@ class MemoryTier:
 
     def _empty(self, num_rows: int) -> Tensor:
         shape = (num_rows, len(self.fresh))
-        return torch.empty(shape, dtype=torch.int64, device=self._device, pin_memory=self._pinned)
+        return torch.empty(shape, dtype=torch.int64, device=self.device, pin_memory=self._pinned)
 
     def read(self, ids: list[int], entries: list[Entry | None]) -> Tensor:
-        where = self._index([e.place if e else 0 for e in entries])
-        return torch.index_select(self._table, 0, where, out=self._empty(len(ids)))
+        rows = self._empty(len(ids))
+        self.read_parts(entries, lambda table: [(table, rows)])
+        return rows
+
+    def read_parts(self, entries: list[Entry | None], pairs: Callable[[Tensor], Pairs]) -> None:
+        """Read columns of the table straight to where they are wanted."""
+        if found := pairs(self._table):
+            where = self._index([e.place if e else 0 for e in entries])
+            for columns, wanted in found:
+                torch.index_select(columns, 0, where, out=wanted)
 
     def write(self, ids: list[int], rows: Tensor, visible: Mapping[int, Entry]) -> list[Entry]:
-        self._grow(len(ids))
-        first = len(self._spare) - len(ids)
-        places = self._spare[first:]
-        if rows.device.type != self._device.type:
+        if rows.device.type != self.device.type:
             # Through pinned memory where there is some: a pageable copy is several times slower.
             rows = self._empty(len(ids)).copy_(rows)
-        self._table.index_copy_(0, self._index(places), rows)
-        del self._spare[first:]
+        return self.write_parts(len(ids), lambda table: [(table, rows)])
+
+    def write_parts(self, count: int, pairs: Callable[[Tensor], Pairs]) -> list[Entry]:
+        """Write columns of spare rows straight from where they are."""
+        self._grow(count)
+        first = len(self._spare) - count
+        places = self._spare[first:]
+        if found := pairs(self._table):  # a state may be empty
+            where = self._index(places)
+            for columns, given in found:
+                columns.index_copy_(0, where, given)
+        del self._spare[first:]  # only now: what fails leaves them spare
         return [Entry(p) for p in places]
 
     def _grow(self, num_wanted: int) -> None:
@@ -130,13 +146,13 @@ class MemoryTier:
         return {"rows": self._table.index_select(0, where).cpu()}
 
     def restore(self, ids: list[int], tensors: Table) -> list[Entry]:
-        other = MemoryTier(tensors["template"], self._device, self._pinned)
+        other = MemoryTier(tensors["template"], self.device, self._pinned)
         entries = other.write(ids, tensors["rows"], {})
         self.fresh, self._table, self._spare = other.fresh, other._table, other._spare
         return entries
 
     def _index(self, places: list[int]) -> Tensor:
-        return send(torch.tensor(places, dtype=torch.int64), self._device)
+        return send(torch.tensor(places, dtype=torch.int64), self.device)
 
     def seal(self) -> None:
         return  # a snapshot carries the rows themselves

@@ -1,23 +1,23 @@
 """One row of state per client, wherever the bytes fit: on the device, in host memory, in a file.
 
-Letters: C clients of a call, W words of 8 bytes in a row.  A row is the bytes of a client's state
-tree, leaf after leaf, so that every dtype comes back bit by bit.
+Letters: C clients of a call.  A row is the bytes of a client's state tree, leaf after leaf, so that
+every dtype comes back bit by bit.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from operator import index
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from undrift.core.tree import Tree, leaves, named_leaves, size_in_floats, structure, tree_map
+from undrift.core.tree import Tree
 from undrift.errors import ChangedExperiment, ConfigError, DataError
+from undrift.state.packing import Packing
 from undrift.state.rows import Entry, FileTier, MemoryTier, Table, Tier
 
 Place = Literal["device", "host", "file"]
@@ -49,7 +49,7 @@ class ClientStateStore:
         path: Path | None = None,
         num_slots: int = 16,
     ) -> None:
-        self._packing = _Packing(template, dtype)
+        self._packing = Packing(template, dtype)
         self._device = torch.device(device)
         self._visible: dict[int, Entry] = {}
         self._staged: dict[int, Entry] = {}
@@ -68,22 +68,49 @@ class ClientStateStore:
             raise ConfigError("place = 'file' needs `path`, the file that holds the rows")
         return FileTier(fresh, Path(path), num_slots)
 
-    def gather(self, ids: Tensor | Sequence[int]) -> Tree:
-        """Read states, with a leading axis C, on the store's device."""
+    def gather(self, ids: Tensor | Sequence[int], out: Tree | None = None) -> Tree:
+        """Read states, with a leading axis C, on the store's device; into `out`, if it is given."""
         clients = _as_ids(ids)
-        rows = self._tier.read(clients, [self._visible.get(i) for i in clients])
-        # Safe without waiting: the pinned source is not reused before the copy is done.
-        return self._packing.unpack(rows.to(self._device, non_blocking=True))
+        entries = [self._visible.get(i) for i in clients]
+        states = self._packing.empty(len(clients), self._device) if out is None else out
+        given = self._packing.checked(states, len(clients))
+        table, flat = self._beside(given, len(clients))
+        if table is not None:
+            table.read_parts(entries, lambda rows: self._packing.pairs(rows, flat))
+        else:
+            self._packing.unpack_into(self._tier.read(clients, entries), given)
+        return states
 
     def stage(self, ids: Tensor | Sequence[int], states: Tree) -> None:
-        """Hold new rows, not yet visible; chunks of one round come one after the other."""
+        """Hold new rows, not yet visible; chunks of one round come one after the other.
+
+        They are copied once, to where they will be read: `states` may change afterwards.
+        """
         clients = _as_ids(ids)
         twice = sorted(i for i, n in Counter(clients).items() if n > 1 or i in self._staged)
         if twice:
             raise DataError(f"clients {twice[:8]} are staged twice in one round: commit in between")
-        rows = self._packing.pack(states, len(clients))
-        entries = self._tier.write(clients, rows, self._visible)
+        given = self._packing.checked(states, len(clients))
+        table, flat = self._beside(given, len(clients))
+        if table is not None:
+            entries = table.write_parts(
+                len(clients), lambda rows: self._packing.written(rows, flat)
+            )
+        else:
+            rows = self._packing.pack(given, len(clients))
+            entries = self._tier.write(clients, rows, self._visible)
         self._staged.update(zip(clients, entries, strict=True))
+
+    def _beside(
+        self, given: list[Tensor], count: int
+    ) -> tuple[MemoryTier, list[Tensor]] | tuple[None, list[Tensor]]:
+        """Give the table that lies where these leaves do, and the leaves as [C, n]; else None."""
+        tier = self._tier
+        if isinstance(tier, MemoryTier) and all(v.device.type == tier.device.type for v in given):
+            flat = self._packing.flat(given, count)
+            if flat is not None:
+                return tier, flat
+        return None, []
 
     def commit(self) -> None:
         """Make all staged rows visible at once."""
@@ -172,69 +199,6 @@ class ClientStateStore:
         self._tier.close()
 
 
-class _Leaf(NamedTuple):
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int  # in words
-    num_words: int
-
-
-class _Packing:
-    """How a state tree becomes a row of words: every leaf starts at a multiple of 8 bytes."""
-
-    def __init__(self, template: Tree, dtype: torch.dtype) -> None:
-        self._template = tree_map(lambda v: None if v is None else _as_leaf(v, dtype), template)
-        self._leaves: list[_Leaf] = []
-        self.num_words = 0
-        for name, leaf in named_leaves(self._template).items():
-            if leaf.dtype.itemsize > 8:
-                raise ConfigError(f"client state {name!r} is {leaf.dtype}: too wide for a row")
-            size = -(-leaf.numel() * leaf.dtype.itemsize // 8)
-            spec = _Leaf(name, leaf.dtype, tuple(leaf.shape), self.num_words, size)
-            self._leaves.append(spec)
-            self.num_words += size
-        self.num_numbers = size_in_floats(self._template)
-        self.fresh = self._fill([v[None] for v in leaves(self._template)], 1)[0].cpu()
-
-    @property
-    def layout(self) -> list[list[Any]]:
-        return [[p.name, str(p.dtype), list(p.shape)] for p in self._leaves]
-
-    def pack(self, states: Tree, count: int) -> Tensor:
-        """[C, W] words of a tree with a leading axis C."""
-        if structure(states) != structure(self._template):
-            raise DataError(
-                f"client states {structure(states)} do not have the structure of "
-                f"their template {structure(self._template)}"
-            )
-        given = leaves(states)
-        for part, leaf in zip(self._leaves, given, strict=True):
-            if tuple(leaf.shape) != (count, *part.shape) or leaf.dtype != part.dtype:
-                raise DataError(
-                    f"client state {part.name!r} is {leaf.dtype} {tuple(leaf.shape)}, "
-                    f"expected {part.dtype} {(count, *part.shape)}"
-                )
-        return self._fill(given, count)
-
-    def _fill(self, given: list[Tensor], count: int) -> Tensor:
-        device = given[0].device if given else torch.device("cpu")
-        rows = torch.zeros(count, self.num_words, dtype=torch.int64, device=device)
-        for part, leaf in zip(self._leaves, given, strict=True):
-            self._part(rows, part).copy_(leaf.detach())
-        return rows
-
-    def unpack(self, rows: Tensor) -> Tree:
-        # contiguous: the layout of what a rule gets must not depend on the other leaves
-        parts = iter([self._part(rows, part).contiguous() for part in self._leaves])
-        return tree_map(lambda v: None if v is None else next(parts), self._template)
-
-    def _part(self, rows: Tensor, part: _Leaf) -> Tensor:
-        words = rows[:, part.start : part.start + part.num_words]
-        numbers = words.view(part.dtype)[:, : math.prod(part.shape)]
-        return numbers.view(len(rows), *part.shape)
-
-
 def _as_ids(ids: Tensor | Sequence[int]) -> list[int]:
     values = ids.tolist() if isinstance(ids, Tensor) else ids  # sync: for ids on a device
     try:
@@ -244,9 +208,3 @@ def _as_ids(ids: Tensor | Sequence[int]) -> list[int]:
     if clients and (min(clients) < 0 or max(clients) >= 2**63):
         raise DataError(f"client ids must lie in [0, 2^63), got {min(clients)} .. {max(clients)}")
     return clients
-
-
-def _as_leaf(value: Any, dtype: torch.dtype) -> Tensor:
-    if isinstance(value, Tensor):
-        return value.detach()
-    return torch.as_tensor(value, dtype=dtype if isinstance(value, float) else None)

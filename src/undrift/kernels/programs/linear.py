@@ -117,3 +117,33 @@ def linear_backward(
         to = gx + (client * R + r[:, None]) * IN + i[None, :]
         total = total * unscale
         tl.store(to, total.to(gx.dtype.element_ty), mask=here & (i < IN)[None, :])
+
+
+@triton.jit(do_not_specialize=["R"])
+def add_rows(
+    g, w, y, scale, R, w_client,
+    IN: tl.constexpr, OUT: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr,
+    BR: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr,
+):  # fmt: skip
+    """y[client, row, i] += scale * sum over o of g[client, row, o] w[client, o, i]."""
+    client = tl.program_id(1).to(tl.int64)
+    i = tl.program_id(0) * BI + tl.arange(0, BI)
+    r = tl.arange(0, BR)
+    here = (r < R)[:, None]
+    total = tl.zeros((BR, BI), tl.float32)
+    for first in range(0, OUT, BO):
+        o = first + tl.arange(0, BO)
+        rows = tl.load(
+            g + (client * R + r[:, None]) * OUT + o[None, :],
+            mask=here & (o < OUT)[None, :],
+            other=0.0,
+        )
+        real = (o < OUT)[:, None] & (i < IN)[None, :]
+        weights = tl.load(
+            w + client * w_client + o[:, None] * IN + i[None, :], mask=real, other=0.0
+        )
+        total = tl.dot(rows.to(KIND), weights.to(KIND), total, input_precision=PRECISION)
+    at = y + (client * R + r[:, None]) * IN + i[None, :]
+    mask = here & (i < IN)[None, :]
+    held = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(at, (held + scale * total).to(y.dtype.element_ty), mask=mask)

@@ -1,0 +1,99 @@
+"""Stacks of linear layers, trained without vmap, against one client at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import undrift as fl
+from undrift.engines.dense_steps import is_dense
+
+TARGETS = {"classes": "cross_entropy", "numbers": "mse"}
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Sequential(nn.Linear(6, 5), nn.GELU(), nn.Linear(5, 5, bias=False)),
+        nn.Identity(),
+        nn.ReLU(),
+        nn.Linear(5, 3),
+    )
+
+
+def sequence() -> nn.Module:
+    """Examples [2, 3]: the same layers at each of two places, which are the classes."""
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def federation(target: str, places: int = 0) -> fl.Federation:
+    maker = torch.Generator().manual_seed(1)
+
+    def client(n: int) -> tuple[Tensor, Tensor]:
+        x = torch.randn(n, 2, 3, generator=maker)
+        if places:
+            return x, torch.randint(0, places, (n, 1), generator=maker)
+        if target == "numbers":
+            return x, torch.randn(n, 3, generator=maker)
+        return x, torch.randint(0, 3, (n,), generator=maker)
+
+    return fl.Federation.of([client(n) for n in (9, 4, 13, 1, 7)])
+
+
+def trained(task: fl.Task, data: fl.Federation, decay: float, **options: object) -> fl.Trainer:
+    algorithm = fl.fedavg(local=fl.Sgd(lr=0.2, weight_decay=decay, schedule=fl.Exponential(0.9)))
+    work = fl.Work(epochs=2, batch=4)  # clients differ in steps; last batches are padded
+    made = fl.Trainer(task, data, algorithm, work=work, **options)
+    for _ in range(3):
+        made.round()
+    return made
+
+
+@pytest.mark.parametrize("chunk", [None, 2, 1])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("target", TARGETS)
+def test_equals_one_client_at_a_time(target: str, decay: float, chunk: int | None) -> None:
+    torch.manual_seed(0)
+    task = fl.Task(mlp(), TARGETS[target], dtype=torch.float64)
+    assert is_dense(task, 2)
+    data = federation(target)
+    fast = trained(task, data, decay, chunk=chunk)
+    slow = trained(task, data, decay, engine="reference")
+    assert (fast.server.w - slow.server.w).abs().max() < 1e-12
+    a, b = fast.round(), slow.round()
+    assert a.loss == pytest.approx(b.loss, abs=1e-12)
+    assert a.scores == pytest.approx(b.scores, abs=1e-12)
+
+
+def test_examples_may_have_places() -> None:
+    torch.manual_seed(0)
+    task = fl.Task(sequence(), dtype=torch.float64)
+    assert is_dense(task, 2)
+    data = federation("classes", places=2)
+    fast, slow = trained(task, data, 0.1), trained(task, data, 0.1, engine="reference")
+    assert (fast.server.w - slow.server.w).abs().max() < 1e-12
+
+
+def own_loss(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output - output.mean(0), target, reduction="none")
+
+
+OTHERS = {
+    "loss of one's own": lambda: fl.Task(mlp(), own_loss),
+    "metric of one's own": lambda: fl.Task(mlp(), metrics={"mine": own_loss}),
+    "softmax over the batch": lambda: fl.Task(nn.Sequential(mlp(), nn.LogSoftmax(0))),
+    "flattened batch": lambda: fl.Task(nn.Sequential(nn.Linear(3, 3), nn.Flatten(0))),
+    "dropout": lambda: fl.Task(nn.Sequential(mlp(), nn.Dropout())),
+    "feature": lambda: fl.Task(mlp(), feature="3"),
+    "augmented": lambda: fl.Task(mlp(), augment=lambda x, key: x + key),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_looks_beyond_an_example_takes_another_path(name: str) -> None:
+    assert not is_dense(OTHERS[name](), 2)
+
+
+def test_examples_that_are_one_number_take_another_path() -> None:
+    assert not is_dense(fl.Task(nn.Linear(1, 1)), 0)

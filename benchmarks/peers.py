@@ -56,8 +56,9 @@ INSTALL: dict[str, list[list[str]]] = {
 TOLERANCE = 1e-5  # of a weight after one round in float32
 CHECKED_BY = (
     "one round of five clients, all taking part, on batches in stored order from the same first "
-    f"model: every weight within {TOLERANCE} of the hand-written loop's, so the same number of "
-    "local steps; the loss over the first clients' examples falls"
+    "model (two local steps each where the model convolves, else all): every weight within "
+    f"{TOLERANCE} of the hand-written loop's, so the same number of local steps; the loss over the "
+    "first clients' examples falls"
 )
 
 

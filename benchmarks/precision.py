@@ -3,8 +3,8 @@
     python benchmarks/precision.py --data FOLDER --json precision.json       on a CUDA device
     python benchmarks/precision.py --tiny                                    random images, anywhere
 
-FOLDER holds train_x*.npy (uint8, [n, 3, 32, 32], read in the order of their names), train_y.npy,
-test_x.npy, test_y.npy.  feddyn_cnn, FedAvg, 100 clients of Dirichlet(0.3), 10 a round, 2 epochs of
+FOLDER, or folders within it, have train_x*.npy and test_x*.npy (uint8, [n, 3, 32, 32], read in the
+order of their names), train_y.npy and test_y.npy.  feddyn_cnn, FedAvg, 100 clients of Dirichlet(0.3), 10 a round, 2 epochs of
 batch 50, lr 0.1; the seeds of one precision train as one batch.
 """
 
@@ -34,10 +34,16 @@ def images(folder: Path | None, tiny: bool) -> tuple[Tensor, Tensor, Tensor, Ten
         x = torch.randn(count + 100, 3, 32, 32, generator=maker)
         y = torch.randint(0, 10, (count + 100,), generator=maker)
         return x[:count], y[:count], x[count:], y[count:]
-    train = np.concatenate([np.load(p) for p in sorted(folder.glob("train_x*.npy"))])
-    x, test = (torch.from_numpy(v).float() / 255 for v in (train, np.load(folder / "test_x.npy")))
+    train, test = (
+        np.concatenate([np.load(p) for p in sorted(folder.rglob(f"{name}_x*.npy"))])
+        for name in ("train", "test")
+    )
+    x, test = (torch.from_numpy(v).float() / 255 for v in (train, test))
     mean, spread = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True)
-    y, labels = (torch.from_numpy(np.load(folder / f"{n}_y.npy")).long() for n in ("train", "test"))
+    y, labels = (
+        torch.from_numpy(np.load(next(folder.rglob(f"{n}_y.npy")))).long()
+        for n in ("train", "test")
+    )
     return (x - mean) / spread, y.flatten(), (test - mean) / spread, labels.flatten()
 
 

@@ -14,6 +14,7 @@ import argparse
 import json
 import platform
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,7 +113,7 @@ def measure(name: str, algorithm: str, options: dict[str, Any], args: Any) -> di
         "built_s": built,
         "losses": [first[0].loss, last[-1].loss],
         "plan": trainer.engine.plan(),
-        "profile": profile(trainer) if args.profile and args.device == "cuda" else [],
+        "profile": profile(trainer.round) if args.profile and args.device == "cuda" else [],
         "memory_gb": torch.cuda.max_memory_allocated() / 1e9 if args.device == "cuda" else 0,
     }
 
@@ -127,16 +128,16 @@ def host_time(trainer: fl.Trainer) -> float:
     return taken
 
 
-def profile(trainer: fl.Trainer) -> list[list[Any]]:
+def profile(run: Callable[[], Any]) -> list[list[Any]]:
     """List the kernels of one round: name, times called, microseconds in all."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as watched
 
     with watched(activities=[ProfilerActivity.CUDA]) as seen:
-        trainer.round()
+        run()
         torch.cuda.synchronize()
     rows = [(e.key, e.count, e.device_time_total) for e in seen.key_averages()]
-    return [list(r) for r in sorted(rows, key=lambda r: -r[2])[:30]]
+    return [list(r) for r in sorted(rows, key=lambda r: -r[2])[:40]]
 
 
 def wait(device: str) -> None:

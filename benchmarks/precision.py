@@ -4,8 +4,9 @@
     python benchmarks/precision.py --tiny                                    random images, anywhere
 
 FOLDER, or folders within it, have train_x*.npy and test_x*.npy (uint8, [n, 3, 32, 32], read in the
-order of their names), train_y.npy and test_y.npy.  feddyn_cnn, FedAvg, 100 clients of Dirichlet(0.3), 10 a round, 2 epochs of
-batch 50, lr 0.1; the seeds of one precision train as one batch.
+order of their names), train_y.npy and test_y.npy.  feddyn_cnn, FedAvg, 100 clients of
+Dirichlet(0.3), 10 a round, 2 epochs of batch 50, lr 0.1; the seeds of one precision train as one
+batch.
 """
 
 from __future__ import annotations

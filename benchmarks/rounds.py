@@ -6,6 +6,8 @@
 Rounds are queued without waiting in between, as in `Trainer.run`, and timed by the wall clock; the
 profile is of one further round.  A sample's operations are those of its forward pass, its weight
 gradients and its input gradients but the first layer's (2 per multiplication and addition).
+The floor of a round is the larger of its operations over the rate of a large matrix product, and of
+the bytes that weights and states must move over the rate of a large copy, both measured here.
 """
 
 from __future__ import annotations
@@ -46,6 +48,58 @@ ALGORITHMS = {
     "feddyn": lambda: fl.feddyn(0.1),
     "prox_yogi": lambda: fl.comfed("prox", "yogi"),
 }
+
+
+# How often all weights of a cohort must be read or written: in a local step, and once a round.
+# Plain SGD: forward reads, backward reads and writes.  With a chain of rules: forward and backward
+# read, the gradient is written and read, model, momentum and state are read, the first two written.
+PASSES = {
+    "fedavg": (3, 2),  # a round: written at the start, read at the end
+    "scaffold_momentum": (9, 7),  # also momentum zeroed; states fetched, renewed, put back
+    "feddyn": (7, 6),
+    "prox_yogi": (7, 2),
+}
+
+
+def ceilings(device: str) -> dict[str, float]:
+    """Measure what the device can do: operations of a large product, bytes of a large copy."""
+    if device != "cuda":
+        return {}
+
+    def rate(amount: float, run: Callable[[], Any]) -> float:
+        run()
+        wait(device)
+        started = time.perf_counter()
+        for _ in range(10):
+            run()
+        wait(device)
+        return 10 * amount / (time.perf_counter() - started)
+
+    a = torch.randn(8192, 8192, device=device)
+    narrow, big = a.bfloat16(), torch.randn(2**28, device=device)
+    other = torch.empty_like(big)
+    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
+    tf32 = rate(2 * 8192.0**3, lambda: a @ a)
+    torch.backends.cuda.matmul.allow_tf32 = before
+    return {
+        "bf16": rate(2 * 8192.0**3, lambda: narrow @ narrow),
+        "tf32": tf32,
+        "bytes": rate(8.0 * 2**28, lambda: other.copy_(big)),
+    }
+
+
+def floor(work: Work, algorithm: str, size: int, flops: float, precision: str, args: Any) -> Any:
+    """Give the least milliseconds of a round by operations and by bytes, where it is known."""
+    most = args.most
+    if precision not in most:
+        return None
+    step, once = PASSES[algorithm]
+    samples = work.cohort * work.steps * work.batch
+    moved = 4.0 * size * work.cohort * (step * work.steps + once)
+    return {
+        "operations": flops * samples / most[precision] * 1e3,
+        "bytes": moved / most["bytes"] * 1e3,
+    }
 
 
 def operations(module: nn.Module, shape: tuple[int, ...]) -> float:
@@ -109,6 +163,11 @@ def measure(name: str, algorithm: str, options: dict[str, Any], args: Any) -> di
         "ms_by_block": [b * 1e3 for b in blocks],
         "tflops": flops * samples / milliseconds / 1e9,
         "mflop_per_sample": flops / 1e6,
+        "floor_ms": floor(
+            work, algorithm, trainer.task.size, flops, options["precision"], args.most
+        )
+        if options["precision"] in args.most
+        else None,
         "host_ms": host_time(trainer),
         "built_s": built,
         "losses": [first[0].loss, last[-1].loss],
@@ -137,7 +196,7 @@ def profile(run: Callable[[], Any]) -> list[list[Any]]:
         run()
         torch.cuda.synchronize()
     rows = [(e.key, e.count, e.device_time_total) for e in seen.key_averages()]
-    return [list(r) for r in sorted(rows, key=lambda r: -r[2])[:40]]
+    return [list(r) for r in sorted(rows, key=lambda r: -r[2])]
 
 
 def wait(device: str) -> None:
@@ -161,7 +220,9 @@ def main() -> None:
     if args.tiny:
         args.rounds, args.blocks = 2, 1
     card = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor()
-    made = {"torch": torch.__version__, "device": card, "undrift": fl.__version__, "results": []}
+    args.most = ceilings(args.device)
+    made = {"torch": torch.__version__, "device": card, "undrift": fl.__version__}
+    made |= {"ceilings": args.most, "results": []}
     for name in args.works.split(","):
         for algorithm in args.algorithms.split(","):
             for precision in args.precisions.split(","):

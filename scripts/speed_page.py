@@ -63,18 +63,53 @@ queue a round.
 {profiles(found["results"])}"""
 
 
+# Which part of a round a kernel belongs to, by its name; what is not listed is the rest.
+LAYERS = (
+    *("convolve", "thin_convolve", "weight_gradient", "thin_weight_gradient", "linear", "drop"),
+    *("linear_backward", "unfinish", "pack_weights", "pack_images", "sum_parts", "sum_splits"),
+    *("add_rows", "nvjet", "cutlass", "cudnn", "max_pool", "gather_kernel"),
+)
+
+
+def part_of(name: str) -> str:
+    bare = name.removeprefix("void ").split("<")[0].split("::")[-1]
+    if any(bare == layer or (layer in name and len(layer) > 6) for layer in LAYERS):
+        return "layers"
+    return "algebra" if name.startswith("triton_") else "rest"
+
+
 def profiles(results: list[dict[str, Any]]) -> str:
-    """Show where the time of some rounds goes."""
-    parts = [
-        "### Where the time goes\n\nThe longest kernels of one round, microseconds in all (bf16)."
-    ]
-    for one in results:
-        if one["options"]["precision"] != "bf16" or not one["profile"]:
-            continue
-        rows = [[f"`{n[:60]}`", str(c), f"{t:.0f}"] for n, c, t in one["profile"][:8]]
-        title = f"{one['work']}, {NAMES[one['algorithm']]}, {one['ms']:.2f} ms"
-        parts.append(f"{title}\n\n{table(['kernel', 'calls', 'us'], rows)}")
-    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+    """Show where the time of some rounds goes, against the least there could be."""
+    shown = [one for one in results if one["profile"]]
+    rows, parts = [], []
+    for one in shown:
+        sums = {"layers": 0.0, "algebra": 0.0, "rest": 0.0}
+        for name, _, micro in one["profile"]:
+            sums[part_of(name)] += micro / 1e3
+        idle = max(0.0, one["ms"] - sum(sums.values()))
+        floor = one.get("floor_ms") or {}
+        rows.append([
+            one["work"], NAMES[one["algorithm"]], one["options"]["precision"], f"{one['ms']:.2f}",
+            *(f"{v:.2f}" for v in (*sums.values(), idle)),
+            *(f"{floor[k]:.2f}" if k in floor else "" for k in ("operations", "bytes")),
+        ])  # fmt: skip
+        kernels = [[f"`{n[:60]}`", str(c), f"{t:.0f}"] for n, c, t in one["profile"][:8]]
+        title = f"{one['work']}, {NAMES[one['algorithm']]}, {one['options']['precision']}"
+        parts.append(f"{title}\n\n{table(['kernel', 'calls', 'us'], kernels)}")
+    head = ["work", "algorithm", "operands", "ms a round", "layers", "algebra", "rest", "gaps"]
+    head += ["floor by operations", "floor by bytes"]
+    text = f"""### Where the time goes
+
+Milliseconds of one round: the kernels of forward and backward (layers), of the rules, the optimizer, the loss and the sums (algebra, as compiled),
+everything else, and gaps between kernels. The floors are the operations over the rate of a large
+matrix product, and the bytes of weights and states, each read and written as often as the chain of
+rules asks for, over the rate of a large copy.
+
+{table(head, rows)}
+The longest kernels:
+
+"""
+    return text + "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
 def chart(results: list[dict[str, Any]]) -> None:
@@ -158,6 +193,69 @@ CPU seconds of all threads and processes together, the better of one and two thr
 """
 
 
+def peers_gpu() -> str:
+    """Compare with other simulators on a GPU, where that was measured."""
+    found = read("peers_gpu_h200.json")
+    if found is None:
+        return ""
+    rows = []
+    pfl = found["peers"]["pfl"]["seconds_per_round"]
+    for name, one in found["peers"].items():
+        if "error" in one:
+            continue
+        told = ", ".join(f"{n} {v}" for n, v in one["versions"].items() if n != "numpy")
+        rows.append([
+            name, one["note"], told, f"{one['seconds_per_round'] * 1e3:.2f}",
+            str(one["rounds_timed"]), f"{pfl / one['seconds_per_round']:.1f}x",
+        ])  # fmt: skip
+    head = ["simulator", "what", "versions", "ms a round", "rounds", "against pfl"]
+    return f"""## Other simulators on a GPU
+
+    python benchmarks/peers/cifar.py --json peers_gpu.json      # {found["machine"]["device"]}, torch {found["machine"]["torch"]}
+
+{table(head, rows)}
+pfl-research's own CIFAR-10 benchmark: 1000 users of 50 images, 50 a round, 5 local steps of batch 10;
+every 10 rounds 10,000 test images, and each user of the round judged on its own images before and
+after its training. Peers take turns in one process; medians over blocks of ten rounds with their
+evaluation. pfl runs as one process, as its benchmark does on one device.
+"""
+
+
+def fleets() -> str:
+    """Several experiments as one batch."""
+    found = read("fleet_h200.json")
+    if found is None:
+        return ""
+    return f"""## Experiments as one batch
+
+    python benchmarks/fleet.py --precision {found["precision"]} --json fleet.json      # {found["device"]}, torch {found["torch"]}
+
+The 16 cells of ComFed's grid x 3 seeds on CIFAR-10's set-up (feddyn_cnn, 10 of 100 clients a round,
+one epoch of batch 32, client momentum 0.9, Dirichlet(0.1) over classes): {found["experiments"]} experiments as one batch take
+{found["ms_together"]:.0f} ms a round, one alone {found["ms_alone_each"]:.1f} ms: **{found["times_faster"]:.1f}x** faster than one after the other
+({found["tflops_full_batches"]:.0f} TFLOP/s). Building takes {found["built_s"]:.0f} s once.
+"""
+
+
+def precisions() -> str:
+    """What the type of operands does to a result."""
+    found = read("precision_h200.json")
+    if found is None:
+        return ""
+    rows = [
+        [one["precision"], f"{one['mean']:.2f}", f"{one['sd']:.2f}", f"{one['seconds']:.0f}"]
+        for one in found["results"]
+    ]
+    return f"""## Precision
+
+    python benchmarks/precision.py --data FOLDER --json precision.json      # {found["device"]}, torch {found["torch"]}
+
+{table(["operands", "accuracy %", "sd", "seconds"], rows)}
+CIFAR-10, feddyn_cnn, FedAvg, 100 clients of Dirichlet(0.3), 10 a round, 2 epochs of batch 50,
+{found["rounds"]} rounds, 3 seeds as one batch.
+"""
+
+
 def cpu() -> str:
     rows = []
     for one in read("cohort.json"):
@@ -189,8 +287,8 @@ done: [architecture](architecture.md), engines.
 
 
 def main() -> None:
-    parts = [part for part in (HEAD, rounds(), kernels(), cpu(), peers(), scale()) if part]
-    text = "\n".join(part.rstrip("\n") + "\n" for part in parts)
+    made = (peers_gpu(), rounds(), fleets(), precisions(), kernels(), cpu(), peers(), scale())
+    text = "\n".join(part.rstrip("\n") + "\n" for part in (HEAD, *made) if part)
     (ROOT / "docs" / "speed.md").write_text(text)
 
 

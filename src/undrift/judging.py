@@ -5,21 +5,25 @@ Letters: C clients, n examples, M numbers told of each: the loss, then the task'
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from undrift.core.ops import Pass
+from undrift.core.rule import ClientInfo
 from undrift.core.task import Batch, Buffers, Output, Task, Vec, per_example
 from undrift.core.transfer import send
-from undrift.core.tree import tree_map
+from undrift.core.tree import Tree, tree_map
 from undrift.data.spool import Rows
 from undrift.engines.engine import PIECE, Assignment, Engine
+from undrift.engines.graphs import Buffers as Held
+from undrift.engines.graphs import Piece, graph_pool
 from undrift.rounds import Judged, JudgedClients
+
+MOST_RECORDED = 6  # kinds of evaluation that are kept as graphs
 
 
 class Judge:
@@ -28,6 +32,8 @@ class Judge:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._mask = torch.ones(0, dtype=torch.bool, device=engine.device)
+        self._recorded: dict[Any, Recorded] = {}
+        self._pool = graph_pool(engine.device)
 
     @property
     def task(self) -> Task:
@@ -42,41 +48,45 @@ class Judge:
     @torch.no_grad()
     def examples(self, w: Vec, buffers: Buffers, x: Rows, y: Rows, batch: int) -> Judged:
         """Judge one model on examples, some at a time."""
+
+        def judge(w: Vec, buffers: Buffers) -> Tensor:
+            return self._examples(w, buffers, x, y, batch)
+
+        here = isinstance(x, Tensor) and isinstance(y, Tensor) and x.is_cuda and y.is_cuda
+        key = (_place(x), _place(y), batch) if here else None
+        return Judged(self.names, self._replayed(key, judge, w, buffers), len(x))
+
+    def _examples(self, w: Vec, buffers: Buffers, x: Rows, y: Rows, batch: int) -> Tensor:
         total = torch.zeros(len(self.names), dtype=torch.float64, device=self.engine.device)
-        with self._alone():
-            for start in range(0, len(x), batch):
-                seen = self._batch(*(self._here(v[start : start + batch]) for v in (x, y)))
-                out = self._forward(w, buffers, seen.x, seen.mask)
-                means = [self.task.mean_loss(out, seen), *self.task.scores(out, seen).values()]
-                total += torch.stack([v.double() for v in means]) * len(seen.x)
-        return Judged(self.names, total, len(x))
+        for start in range(0, len(x), batch):
+            seen = self._batch(*(self._here(v[start : start + batch]) for v in (x, y)))
+            out = self._forward(w, buffers, seen.x, seen.mask)
+            means = [self.task.mean_loss(out, seen), *self.task.scores(out, seen).values()]
+            total += torch.stack([v.double() for v in means]) * len(seen.x)
+        return total
+
+    def _replayed(self, key: Any, function: Callable[..., Tensor], *inputs: Tree) -> Tensor:
+        """Call function(*inputs), as a graph where one is recorded under this key.
+
+        What else the function reads keeps its place in memory as long as the function lives.
+        """
+        if key is None or not getattr(self.engine, "graph", False):
+            return function(*inputs)
+        if key not in self._recorded and len(self._recorded) == MOST_RECORDED:
+            self._recorded.pop(next(iter(self._recorded)))
+        if key not in self._recorded:
+            self._recorded[key] = Recorded(function, self._pool)
+        return self._recorded[key](*inputs)
 
     def _forward(self, w: Vec, buffers: Buffers, x: Tensor, mask: Tensor) -> Output:
         """Run the network; no kernel is tuned for what runs once in a while."""
-        with self._seldom():
-            return self.task.forward(w, buffers, x, Pass(mask, None, False))
-
-    @contextmanager
-    def _seldom(self) -> Iterator[None]:
         seam = self.task.seam
         if seam is None or not seam.may_use_kernels:
-            yield
-            return
+            return self.task.forward(w, buffers, x, Pass(mask, None, False))
         from undrift.kernels.tuner import in_a_hurry
 
         with in_a_hurry():
-            yield
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Let torch compute the layers of a single model, which is what it is good at."""
-        seam = self.task.seam
-        if seam is not None:
-            self.task.seam = replace(seam, default="channels_last", choices={})
-        try:
-            yield
-        finally:
-            self.task.seam = seam
+            return self.task.forward(w, buffers, x, Pass(mask, None, False))
 
     def _here(self, values: Tensor) -> Tensor:
         here = send(values, self.engine.device)
@@ -89,35 +99,46 @@ class Judge:
         return Batch(x, y, mask, mask)  # no loss or metric asks for positions
 
     @torch.no_grad()
-    def clients(self, w: Vec, buffers: Buffers, who: Assignment, batch: int) -> JudgedClients:
-        """Judge clients on their own examples: one model [P], or one for each of them [C, P]."""
-        width = max(1, batch // max(who.sizes.tolist()))
-        found = []
-        for start in range(0, len(who.ids), width):
-            part = slice(start, start + width)
-            model = (w, buffers)
-            if w.dim() == 2:
-                model = tree_map(lambda v, part=part: v[part], model)
-            found.append(self._some_clients(model, who.part(part)))
-        return JudgedClients(who.ids, self.names, torch.cat(found, 1), who.sizes)
+    def clients(
+        self, w: Vec, buffers: Buffers, who: Assignment, batch: int, stays: bool = False
+    ) -> JudgedClients:
+        """Judge clients on their own examples: one model [P], or one for each of them [C, P].
 
-    def _some_clients(self, model: tuple[Vec, Buffers], who: Assignment) -> Tensor:
-        """Sum over the examples of each client: [M, C]."""
-        total = torch.zeros(
-            len(self.names), len(who.ids), dtype=torch.float64, device=self.engine.device
-        )
+        Many models may be said to `stay`: they lie at the same place after every round.
+        """
         longest = max(who.sizes.tolist())
+        parts = range(0, len(who.ids), max(1, batch // longest))
+
+        def judge(info: ClientInfo, *model: Tree) -> Tensor:
+            own, stops = model or (w, buffers), [*parts[1:], len(who.ids)]
+            found = []
+            for part in map(slice, parts, stops):
+                mine = own if own[0].dim() == 1 else tree_map(lambda v, p=part: v[p], own)
+                some = tree_map(lambda v, part=part: v[part], info)
+                found.append(self._some_clients(mine, some, longest))
+            return torch.cat(found, 1)
+
+        kind = (len(who.ids), longest, batch)
+        if w.dim() == 1:
+            sums = self._replayed((kind, "one"), judge, who.info, w, buffers)
+        else:
+            sums = self._replayed((kind, _place(w)) if stays else None, judge, who.info)
+        return JudgedClients(who.ids, self.names, sums, who.sizes)
+
+    def _some_clients(self, model: tuple[Vec, Buffers], info: ClientInfo, longest: int) -> Tensor:
+        """Sum over the examples of each client: [M, C]."""
+        count, device = len(info.id), self.engine.device
+        total = torch.zeros(len(self.names), count, dtype=torch.float64, device=device)
         for start in range(0, longest, PIECE):
-            at = torch.arange(start, min(start + PIECE, longest), device=self.engine.device)
+            at = torch.arange(start, min(start + PIECE, longest), device=device)
             # by the sizes that are on the device already: sending them would wait for it
-            positions = torch.where(at < who.info.size[:, None], at, -1)
-            seen = self.engine.batch(who.info.id, positions)
+            positions = torch.where(at < info.size[:, None], at, -1)
+            seen = self.engine.batch(info.id, positions)
             if model[0].dim() == 2:
                 told = vmap(self._told, out_dims=1)(*model, seen.x, seen.y, seen.mask)
             else:  # one model: all examples are one batch
-                flat = (v.flatten(0, 1) for v in (seen.x, seen.y, seen.mask))
-                with self._alone():
-                    told = self._told(*model, *flat).unflatten(1, seen.mask.shape)
+                x, y, mask = (v.flatten(0, 1) for v in (seen.x, seen.y, seen.mask))
+                told = self._told(*model, x, y, mask).unflatten(1, seen.mask.shape)
             total += torch.where(seen.mask, told, 0.0).sum(2)
         return total
 
@@ -126,3 +147,26 @@ class Judge:
         out = self._forward(w, buffers, x, mask).value
         metrics = [per_example(metric(out, y)) for metric in self.task.metrics.values()]
         return torch.stack([v.double() for v in (self.task.losses(out, y), *metrics)])
+
+
+class Recorded:
+    """A function of trees, recorded as a graph; results are the caller's own."""
+
+    def __init__(self, function: Callable[..., Tensor], pool: Any) -> None:
+        self.function, self._buffers = function, Held()
+        self._piece = Piece(self._call, pool)
+
+    def __call__(self, *inputs: Tree) -> Tensor:
+        self._buffers.put("in", inputs)
+        self._piece()
+        found: Tensor = self._buffers["out"].clone()
+        return found
+
+    def _call(self) -> None:
+        self._buffers.hold("out", self.function(*self._buffers["in"]))
+
+
+def _place(t: Rows) -> tuple[Any, ...]:
+    """Tell where a tensor lies and how."""
+    assert isinstance(t, Tensor), "asked for before"
+    return t.data_ptr(), t.shape, t.stride(), t.dtype

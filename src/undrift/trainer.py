@@ -307,13 +307,14 @@ class Trainer:
             raise DataError("judge_clients needs at least one client that has an example")
         if not own:
             return self._judge.clients(self.server.w, self.server.buffers, who, batch)
+        trained = self._trained
+        if trained is not None and trained.ids == who.ids:
+            return self._judge.clients(trained.w, trained.buffers, who, batch, stays=True)
         return self._judge.clients(*self._own_models(who.ids), who, batch)
 
     def _own_models(self, ids: list[int]) -> tuple[Vec, Buffers]:
         """Give the models that clients trained last, in this order."""
         trained = self._trained
-        if trained is not None and trained.ids == ids:
-            return trained.w, trained.buffers
         if trained is not None and set(ids) <= set(trained.ids):
             places = torch.tensor([trained.ids.index(i) for i in ids])
             there = send(places, self.engine.device)

@@ -24,6 +24,9 @@ T = TypeVar("T")
 Tree = Any  # nested tuples, NamedTuples, dicts and records of tensors
 EMPTY: Tree = ()
 
+_LEAVES = {Tensor, torch.nn.Parameter, float, int, bool, str}  # what nearly all leaves are
+_RECORDS: dict[type, tuple[list[str], list[str]]] = {}  # branches and static fields
+
 
 def static(default: Any = MISSING, *, choices: tuple[Any, ...] = ()) -> Any:
     """Make a field that shapes the computation: never traced, never stacked."""
@@ -92,16 +95,14 @@ def record(cls: type[T]) -> type[T]:
         return [getattr(x, n) for n in branches], tuple(getattr(x, n) for n in shape)
 
     def unflatten(values: Any, context: Any) -> Any:
-        x = object.__new__(made)  # leaves may be tensors mid-transform: skip the checks
-        for name, value in zip([*branches, *shape], [*values, *context], strict=True):
-            object.__setattr__(x, name, value)
-        return x
+        return _made(made, [*branches, *shape], [*values, *context])
 
     def flatten_with_keys(x: Any) -> tuple[list[Any], tuple[Any, ...]]:
         values, context = flatten(x)
         keys = [_pytree.GetAttrKey(n) for n in branches]
         return list(zip(keys, values, strict=True)), context
 
+    _RECORDS[made] = (branches, shape)
     _pytree.register_pytree_node(
         made,
         flatten,
@@ -112,6 +113,13 @@ def record(cls: type[T]) -> type[T]:
     return made
 
 
+def _made(kind: type, names: Sequence[str], values: Sequence[Any]) -> Any:
+    x: Any = object.__new__(kind)  # leaves may be tensors mid-transform: skip the checks
+    for name, value in zip(names, values, strict=True):
+        object.__setattr__(x, name, value)
+    return x
+
+
 def replace(record: T, **changes: Any) -> T:
     """Copy a record with some fields changed, checks included."""
     return dataclasses.replace(record, **changes)  # type: ignore[type-var]
@@ -119,16 +127,56 @@ def replace(record: T, **changes: Any) -> T:
 
 def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """Apply `function` leaf by leaf; a None stays None."""
+    # by hand: a round maps hundreds of small trees, and torch's pytree takes several times longer
+    if tree is None:
+        return None
+    kind = type(tree)
+    if kind in _LEAVES:
+        return function(tree, *others)
+    if kind in _RECORDS:
+        branches, fixed = _RECORDS[kind]
+        _check_alike(kind, tree, others, fixed)
+        values = [tree_map(function, *(getattr(t, n) for t in (tree, *others))) for n in branches]
+        return _made(kind, [*branches, *fixed], [*values, *(getattr(tree, n) for n in fixed)])
+    if isinstance(tree, tuple | list):
+        _check_alike(kind, tree, others)
+        found = [tree_map(function, *parts) for parts in zip(tree, *others, strict=True)]
+        return kind(*found) if hasattr(tree, "_fields") else kind(found)
+    if kind is dict:
+        if any(type(t) is not dict or t.keys() != tree.keys() for t in others):
+            raise ValueError(f"trees differ: {[list(t) for t in (tree, *others)]}")
+        return {k: tree_map(function, *(t[k] for t in (tree, *others))) for k in tree}
+    return function(tree, *others)
 
-    def apply(*values: Any) -> Any:
-        return None if values[0] is None else function(*values)
 
-    return _pytree.tree_map(apply, tree, *others)
+def _check_alike(
+    kind: type, tree: Tree, others: tuple[Tree, ...], fixed: Sequence[str] = ()
+) -> None:
+    for other in others:
+        if type(other) is not kind or any(getattr(other, n) != getattr(tree, n) for n in fixed):
+            raise ValueError(f"trees differ: {tree!r} and {other!r}")
 
 
 def leaves(tree: Tree) -> list[Any]:
     """List the leaves of a tree, in its fixed order; `None` is a tree without leaves."""
-    return [leaf for leaf in _pytree.tree_leaves(tree) if leaf is not None]
+    found: list[Any] = []
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Tree, found: list[Any]) -> None:
+    kind = type(tree)
+    if kind in _RECORDS:
+        parts: Any = [getattr(tree, name) for name in _RECORDS[kind][0]]
+    elif isinstance(tree, tuple | list):
+        parts = tree
+    elif kind is dict:
+        parts = tree.values()
+    else:
+        found += [] if tree is None else [tree]
+        return
+    for part in parts:
+        _collect(part, found)
 
 
 def structure(tree: Tree) -> Any:

@@ -126,7 +126,9 @@ class Work:
     def steps_of(self, seed: int, round: int, ids: Tensor, sizes: Tensor) -> Tensor:
         low, high = _ends("amount", self.amount)
         ids, per_epoch = ids.cpu(), self.per_epoch(sizes.cpu())  # sync, if they are on a device
-        amount = integers(fold(seed, "work", round, ids), 0, low, high + 1)
+        amount: int | Tensor = low
+        if low < high:
+            amount = integers(fold(seed, "work", round, ids), 0, low, high + 1)
         return amount * per_epoch if self.steps is None else torch.where(per_epoch > 0, amount, 0)
 
     def most_steps(self, sizes: Tensor) -> Tensor:

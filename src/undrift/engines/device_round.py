@@ -156,14 +156,9 @@ class DeviceRound:
             self._load_servers(g, crew, turns)
             own = [turns[i] for i in crew.members]
             self._load_states(f"state {g}", own)
-            counts = [(float(len(t.work.clients)), float(t.population)) for t in own]
-            self.buffers.put(f"counts {g}", send(torch.tensor(counts), self.device))
-            seeds = torch.tensor([t.work.seed for t in own])
-            self.buffers.put(f"seeds {g}", send(seeds, self.device))
         ordered = [turns[i] for i in self.places]
         self._put_rows("info", [self._padded(t.work.info) for t in ordered])
-        steps = torch.stack([self._padded_steps(t.work.steps) for t in ordered])
-        self.buffers.put("steps", send(steps.to(self.task.dtype), self.device))
+        self.buffers.put("numbers", send(self._numbers(ordered), self.device))
         if not self.shape.room.epochs:
             self._put_rows("order", [self._with_room(t.work.order) for t in ordered])
 
@@ -201,8 +196,14 @@ class DeviceRound:
 
         return tree_map(one, rows)
 
-    def _padded_steps(self, steps: Tensor) -> Tensor:
-        return torch.nn.functional.pad(steps, (0, self.shape.clients - len(steps)))
+    def _numbers(self, turns: Sequence[Turn]) -> Tensor:
+        """Put what else the host knows into one tensor: seed, cohort, population, steps."""
+        made = torch.zeros((len(turns), 3 + self.shape.clients), dtype=torch.int64)
+        for row, turn in zip(made, turns, strict=True):
+            count = len(turn.work.clients)
+            row[:3] = torch.tensor((turn.work.seed, count, turn.population))
+            row[3 : 3 + count] = turn.work.steps
+        return made
 
     def _with_room(self, order: Tensor) -> Tensor:
         count, num_steps, batch = order.shape
@@ -245,13 +246,14 @@ class DeviceRound:
     def _begin(self) -> None:
         buffers, first = self.buffers, 0
         drawn, carries = [], []
+        every = buffers["numbers"][:, 3:].to(self.task.dtype)
         for g, group in enumerate(self.groups):
             part = slice(first, first + group.size)
             first += group.size
             info: ClientInfo = tree_map(lambda v, part=part: v[part], buffers["info"])
-            counts, seeds = buffers[f"counts {g}"].to(self.task.dtype), buffers[f"seeds {g}"]
-            server, state, steps = self._seen_servers(g), buffers[f"state {g}"], buffers["steps"]
-            broadcast, clients = group.open(server, info, state, steps[part], counts[:, 0], seeds)
+            seeds, counts = buffers["numbers"][part, 0], buffers["numbers"][part, 1]
+            server, state, size = self._seen_servers(g), buffers[f"state {g}"], counts.to(every)
+            broadcast, clients = group.open(server, info, state, every[part], size, seeds)
             if group.uses("probe"):
                 at = group.start(broadcast, clients)._replace(state=clients.state)
                 probes = self._measured("probe", g, part, broadcast, clients, at)
@@ -264,7 +266,7 @@ class DeviceRound:
             drawn.append((server.round, seeds))
             carries.append(group.start(broadcast, clients))
         rounds, seeds = (torch.cat(v) for v in zip(*drawn, strict=True))
-        found = self._draw(self._count, rounds, seeds, buffers["info"], buffers["steps"])
+        found = self._draw(self._count, rounds, seeds, buffers["info"], every)
         for name, value in zip(("keys", "order"), found, strict=False):
             buffers.put(name, value)
         buffers.put("rows", self.data.rows(buffers["info"].id, buffers["order"]))
@@ -385,11 +387,12 @@ class DeviceRound:
             # held, not copied: nothing else uses its memory before it is read
             found = (states, report, rows)
             self.buffers.hold(f"result {g}", found)
-            self._serve(g, found, clients.info.id)
+            population = self.buffers["numbers"][part, 2].to(self.task.dtype)
+            self._serve(g, found, clients.info.id, population)
 
-    def _serve(self, g: int, found: Any, ids: Tensor) -> None:
+    def _serve(self, g: int, found: Any, ids: Tensor, population: Tensor) -> None:
         """Run the server's half of a crew's experiments."""
-        population, first = self.buffers[f"counts {g}"].to(self.task.dtype)[:, 1], 0
+        first = 0
         for h, servers in enumerate(self.crews[g].servers):
             part = slice(first, first + servers.size)
             first = part.stop

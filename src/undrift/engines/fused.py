@@ -66,7 +66,7 @@ class Fused:
                 traced.recompile()
             else:
                 made = torch.compile(traced, fullgraph=True, dynamic=False)
-                with warnings.catch_warnings():
+                with warnings.catch_warnings(), _in_this_process():
                     warnings.simplefilter("ignore")  # the compiler's own remarks
                     made(*copies)
         except Exception as error:  # any of the tracer's or the compiler's
@@ -74,3 +74,10 @@ class Fused:
             self._plain = True
             return
         self._made = made
+
+
+def _in_this_process() -> Any:
+    """Compile here: for a handful of kernels a pool of processes takes longer to start."""
+    from torch._inductor import config
+
+    return config.patch(compile_threads=1)

@@ -73,6 +73,8 @@ class Vectorised(Engine):
     ) -> None:
         super().__init__(task, federation, store)
         self.seam = seam_for(self.task, self.device, precision)
+        self.task.seam = None  # what is tried below is about the module, not about kernels
+        check_vectorises(task, self._first_batch())
         self.task.seam = self.seam
         _check_count("chunk", chunk)
         _check_count("workers", workers)
@@ -84,7 +86,6 @@ class Vectorised(Engine):
         self._decided = False
         self._threads: int | None = None  # of torch's own, while clients train; None: as they are
         self._crew: list[Vectorised] = []
-        check_vectorises(task, self._first_batch())
 
     def _first_batch(self) -> Batch:
         """Take one or two examples of whoever has some."""

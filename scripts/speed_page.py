@@ -183,13 +183,15 @@ def peers() -> str:
             told = ", ".join(f"{n} {v}" for n, v in versions.items() if n != "numpy")
             used = min(t[name]["cpu_seconds"] for t in one["threads"].values() if name in t)
             rows.append([work, name, told, f"{used:.2f}", f"{ratio:.2f}x"])
+    counts = list(next(iter(found["works"].values()))["threads"])
+    threads = "one torch thread" if counts == ["1"] else f"the best of {', '.join(counts)} threads"
     return f"""## Other simulators on a CPU
 
     python benchmarks/peers.py      # {found["machine"]["cpu"]}, {found["machine"]["cores"]} cores
 
 {table(["work", "simulator", "versions", "CPU s a round", "against undrift"], rows)}
-CPU seconds of all threads and processes together, the better of one and two threads, medians of
-{found["repeats"]} turns in one run, each in an environment of its own. Checked: {found["checked_by"]}.
+CPU seconds of all threads and processes together, with {threads}, medians of {found["repeats"]} turns in
+one run, each in an environment of its own. Checked: {found["checked_by"]}.
 """
 
 

@@ -74,7 +74,7 @@ class Runner:
         before = trainer.judge_clients(ids)
         rounds.append(trainer.advance())
         after = trainer.judge_clients(ids, own=True)
-        central = trainer.judge(*self.test, batch=len(self.test[1]))
+        central = trainer.judge(*self.test, batch=2500)
         return Block(Reading(rounds), before, after, central)
 
     def read(self, block: Block) -> None:

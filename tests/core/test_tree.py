@@ -177,3 +177,32 @@ def test_a_records_own_check_holds_for_its_subclasses():
         Positive()
     with pytest.raises(ConfigError, match=r"HeavyBall\.schedule must be a schedule"):
         HeavyBall(schedule=0.9)
+
+
+def test_trees_are_mapped_and_listed_as_torch_does_it():
+    from torch.utils import _pytree
+
+    inner = {"b": torch.zeros(1), "a": Prox(mu=0.5)}
+    made = Moments([torch.ones(2), (3.0, inner)], {})
+    assert [id(v) for v in tree.leaves(made)] == [id(v) for v in _pytree.tree_leaves(made)]
+    double = tree.tree_map(lambda v: 2 * v, made)
+    wanted = _pytree.tree_map(lambda v: 2 * v, made)
+    assert tree.structure(double) == tree.structure(wanted)
+    pairs = zip(tree.leaves(double), tree.leaves(wanted), strict=True)
+    assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in pairs)
+    assert tree.leaves(tree.tree_map(lambda a, b: a + b, made, double))[1] == 9.0
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((1.0,), (1.0, 2.0)),
+        ((1.0,), [1.0]),
+        ({"a": 1.0}, {"b": 1.0}),
+        (Prox(mu=0.5), (0.5,)),
+        (Pair(kind="x"), Pair(kind="y")),
+    ],
+)
+def test_trees_that_differ_are_not_mapped_together(one, other):
+    with pytest.raises(ValueError, match=r"differ|zip"):
+        tree.tree_map(lambda a, b: a + b, one, other)

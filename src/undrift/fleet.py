@@ -16,7 +16,7 @@ import torch
 
 from undrift.data import Work
 from undrift.data.checks import check_whole
-from undrift.describe import describe
+from undrift.describe import describe, digest
 from undrift.engines.capacity import free_bytes, has_convolution
 from undrift.engines.device_round import DeviceRound
 from undrift.engines.turns import Shape
@@ -146,7 +146,7 @@ def _common(trainer: Trainer) -> dict[str, Any]:
     return {
         "module": (str(task.original), kinds),
         "parameters": (task.names, task.shapes),
-        "frozen parameters": [p.tolist() for p in frozen],
+        "frozen parameters": digest(*frozen) if frozen else None,
         "loss": task.loss if task.loss_name == "<lambda>" else task.loss_name,
         "metrics": list(task.metrics),
         "feature": task.feature,

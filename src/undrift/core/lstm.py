@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from undrift.core.lstm_steps import Start, take_steps
+
 
 class Weights(NamedTuple):
     """One layer in one direction; the gates lie in torch's order: input, forget, cell, output."""
@@ -89,14 +91,7 @@ def sweep_layers(
 
 def _sweep(x: Tensor, start: State, w: Weights, backwards: bool) -> tuple[Tensor, State]:
     # One large product for all steps; only the recurrent half has to wait for its turn.
-    steps = F.linear(x, w.inner, w.bias).unbind(0)
-    h, c = start
-    outputs = []
-    for step in reversed(steps) if backwards else steps:
-        i, f, g, o = (step + F.linear(h, w.recurrent)).chunk(4, dim=-1)
-        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-        h = o.sigmoid() * c.tanh()
-        outputs.append(h)
-    if backwards:
-        outputs.reverse()
-    return torch.stack(outputs), State(h, c)
+    steps = F.linear(x, w.inner, w.bias)
+    outputs, c = take_steps(Start(steps.flip(0) if backwards else steps, *start, w.recurrent))
+    end = State(outputs[-1], c)
+    return outputs.flip(0) if backwards else outputs, end

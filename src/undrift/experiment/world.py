@@ -18,6 +18,7 @@ from undrift.core.task import Task
 from undrift.data import Federation
 from undrift.data.partitions import ByKey, Parts, hold_out, per_client_test
 from undrift.data.partitions.protocol import Ids
+from undrift.describe import unchanging
 from undrift.errors import ConfigError, DataError, TaskError, UndriftError
 from undrift.experiment.exam import Exam, Paper
 from undrift.experiment.measure import Measure, watched
@@ -31,6 +32,7 @@ from undrift.experiment.names import (
     told,
 )
 from undrift.experiment.sections import Choice
+from undrift.experiment.shared import dealt_once, resident
 from undrift.experiment.spec import Experiment
 from undrift.sources import Examples, augment
 from undrift.trainer import Trainer
@@ -73,13 +75,17 @@ def build(experiment: Experiment, state_path: Path | None = None) -> World:
 def _build(experiment: Experiment, state_path: Path | None) -> World:
     dealt = deal(experiment)
     task = make_task(experiment, dealt.examples)
-    x, y = dealt.examples.train_x, _targets(experiment, dealt.examples.train_x, True, dealt)
     engine = experiment.engine
+    examples = resident(dealt.examples, device_named(engine.device), task.dtype)
+    x, y = examples.train_x, _targets(experiment, examples.train_x, True, examples)
     settings: dict[str, Any] = {"chunk": engine.chunk, "workers": engine.workers}
     settings["precision"] = engine.precision
     if engine.use == "reference":
         settings = {}
-    federation = Federation.split(x, y, dealt.parts, arrival=experiment.arrival)
+    federation = dealt_once(
+        "federation", experiment, examples,
+        lambda: unchanging(Federation.split(x, y, dealt.parts, arrival=experiment.arrival)),
+    )  # fmt: skip
     try:
         trainer = Trainer(
             task,
@@ -97,7 +103,7 @@ def _build(experiment: Experiment, state_path: Path | None) -> World:
     except TaskError as error:
         assert isinstance(experiment.model, Choice)
         raise prefixed(error, f"model {experiment.model.use!r}") from error
-    return World(experiment, dealt, trainer, _measure(experiment, dealt, trainer))
+    return World(experiment, dealt, trainer, _measure(experiment, dealt, examples, trainer))
 
 
 def device_named(name: str) -> str:
@@ -143,12 +149,17 @@ def deal(experiment: Experiment) -> Dealt:
     """Deal the examples to clients."""
     examples = load_data(experiment.data)
     try:
-        return _deal(experiment, examples)
+        return Dealt(
+            examples,
+            *dealt_once("parts", experiment, examples, lambda: _deal(experiment, examples)),
+        )
     except (ConfigError, DataError) as error:
         raise prefixed(error, "partition") from error
 
 
-def _deal(experiment: Experiment, examples: Examples) -> Dealt:
+def _deal(
+    experiment: Experiment, examples: Examples
+) -> tuple[Parts, Parts | None, Ids | None, Tensor | None]:
     seed, keys = experiment.seeds.partition, _numbers(examples.train_clients)
     partition = experiment.partition
     if partition is None and keys is None:
@@ -170,7 +181,7 @@ def _deal(experiment: Experiment, examples: Examples) -> Dealt:
     owner = None
     if experiment.evaluate.clients and test_parts is None:
         owner = _owners(experiment, examples, names, len(parts))
-    return Dealt(examples, parts, test_parts, validation, owner)
+    return parts, test_parts, validation, owner
 
 
 def _split(partition: Any, labels: Tensor, seed: int, keys: Any) -> Parts:
@@ -280,11 +291,14 @@ def _own_model(
 
 
 def _from_data(function: Callable[..., Any], examples: Examples) -> dict[str, Any]:
-    """Fill in what the data decide: inputs, classes, channels, pixels."""
+    """Fill in what the data decide: inputs, classes, channels, pixels, vectors of words."""
     shape = list(examples.train_x.shape[1:])
     known: dict[str, Any] = {"inputs": math.prod(shape), "classes": examples.classes or 1}
     if len(shape) == 3:
         known |= {"channels": shape[0], "pixels": shape[1]}
+    if examples.embedding is not None:
+        words, width = examples.embedding.shape
+        known |= {"embedding": examples.embedding, "vocabulary": words, "width": width}
     return {n: v for n, v in known.items() if n in parameters(function)}
 
 
@@ -313,17 +327,17 @@ def _augmentation(experiment: Experiment, examples: Examples) -> Any:
     return partial(augment, flip=task.flip, crop=task.crop, pad=task.pad)
 
 
-def _targets(experiment: Experiment, x: Tensor, training: bool, dealt: Dealt) -> Tensor:
+def _targets(experiment: Experiment, x: Tensor, training: bool, examples: Examples) -> Tensor:
     if experiment.task.target == "input":
         return x.flatten(1)
-    return dealt.examples.train_y if training else dealt.examples.test_y
+    return examples.train_y if training else examples.test_y
 
 
 # --------------------------------------------------------------------------------------- exams
-def _measure(experiment: Experiment, dealt: Dealt, trainer: Trainer) -> Measure:
-    evaluate, examples = experiment.evaluate, dealt.examples
-    train_y = _targets(experiment, examples.train_x, True, dealt)
-    test_y = _targets(experiment, examples.test_x, False, dealt)
+def _measure(experiment: Experiment, dealt: Dealt, examples: Examples, trainer: Trainer) -> Measure:
+    evaluate = experiment.evaluate
+    train_y = _targets(experiment, examples.train_x, True, examples)
+    test_y = _targets(experiment, examples.test_x, False, examples)
     classes = examples.classes if evaluate.per_class else 0
     papers: dict[str, Paper] = {}
     if len(examples.test_x):

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from undrift.errors import unknown_name
-from undrift.models import layers
+from undrift.models import layers, text, vgg
 from undrift.models.settings import check_settings, whole
-from undrift.models.weights import Bound, draw_weights, torch_bound, xavier_bound
+from undrift.models.weights import Way, draw_weights, hes_way, torchs_way, xaviers_way
 
 # The functions give the layers; `build` draws the weights.
-MODELS: Mapping[str, Callable[..., nn.Sequential]] = {
+MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "mlp": layers.mlp,
     "emnist_mlp": layers.emnist_mlp,
     "mnist_2nn": layers.mnist_2nn,
@@ -23,12 +23,17 @@ MODELS: Mapping[str, Callable[..., nn.Sequential]] = {
     "feddyn_cnn": layers.feddyn_cnn,
     "simple_cnn": layers.simple_cnn,
     "fedrl_mnist": layers.fedrl_mnist,
+    "fedrl_vgg": vgg.fedrl_vgg,
     "autoencoder": layers.autoencoder,
+    "vgg11": vgg.vgg11,
+    "lenet": layers.lenet,
+    "sent140_lstm": text.sent140_lstm,
+    "shakespeare_lstm": text.shakespeare_lstm,
 }
-BOUNDS: Mapping[str, Bound] = {"simple_cnn": xavier_bound}
+WAYS: Mapping[str, Way] = {"simple_cnn": xaviers_way, "vgg11": hes_way}
 
 
-def build(name: str, seed: int, **settings: Any) -> nn.Sequential:
+def build(name: str, seed: int, **settings: Any) -> nn.Module:
     """Make the network `name`; torch's generators are neither read nor moved.
 
     >>> net = build("mlp", seed=0, inputs=64, hidden=32, classes=10)
@@ -40,8 +45,10 @@ def build(name: str, seed: int, **settings: Any) -> nn.Sequential:
     # On the meta device a layer's own initialisation draws nothing.
     with torch.device("meta"):
         module = function(**settings)
-    module = module.to_empty(device="cpu")
-    draw_weights(module, whole("seed", seed, 0), BOUNDS.get(name, torch_bound))
+    for part in module.modules():  # word vectors that were given lie on the CPU already
+        if any(parameter.is_meta for parameter in part.parameters(recurse=False)):
+            part.to_empty(device="cpu", recurse=False)
+    draw_weights(module, whole("seed", seed, 0), WAYS.get(name, torchs_way))
     return module
 
 

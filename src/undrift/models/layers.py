@@ -16,7 +16,8 @@ from undrift.errors import ConfigError
 from undrift.models.settings import whole
 
 
-def _sequence(**layers: nn.Module) -> nn.Sequential:
+def sequence(**layers: nn.Module) -> nn.Sequential:
+    """Put named layers in a row."""
     return nn.Sequential(OrderedDict(layers))
 
 
@@ -29,7 +30,7 @@ def mlp(inputs: int, hidden: int | Sequence[int] = 32, classes: int = 10) -> nn.
     for i, (a, b) in enumerate(pairwise(sizes), start=1):
         layers[f"fc{i}"] = nn.Linear(a, b)
         layers["feature" if i == len(widths) else f"relu{i}"] = nn.ReLU()
-    return _sequence(**layers, head=nn.Linear(sizes[-1], whole("classes", classes)))
+    return sequence(**layers, head=nn.Linear(sizes[-1], whole("classes", classes)))
 
 
 def emnist_mlp(classes: int = 10) -> nn.Sequential:
@@ -48,7 +49,7 @@ def mcmahan_cnn(pixels: int = 28, channels: int = 1, classes: int = 10) -> nn.Se
         raise ConfigError(
             f"pixels = {pixels} cannot be halved twice; 28 and 32 are usual: resize the images"
         )
-    return _sequence(
+    return sequence(
         conv1=nn.Conv2d(whole("channels", channels), 32, 5, padding=2),
         relu1=nn.ReLU(),
         pool1=nn.MaxPool2d(2),
@@ -69,7 +70,7 @@ def rfedavg_cifar(classes: int = 10) -> nn.Sequential:
 
 def feddyn_cnn(classes: int = 10, hidden: int = 384) -> nn.Sequential:
     """Make FedDyn's network for CIFAR; its code has 384 hidden units, its text 394."""
-    return _sequence(
+    return sequence(
         conv1=nn.Conv2d(3, 64, 5),
         relu1=nn.ReLU(),
         pool1=nn.MaxPool2d(2),
@@ -87,7 +88,7 @@ def feddyn_cnn(classes: int = 10, hidden: int = 384) -> nn.Sequential:
 
 def simple_cnn(classes: int = 10) -> nn.Sequential:
     """Make pfl-research's benchmark network for CIFAR-10, with dropout."""
-    return _sequence(
+    return sequence(
         conv1=nn.Conv2d(3, 32, 3),
         relu1=nn.ReLU(),
         conv2=nn.Conv2d(32, 64, 3),
@@ -104,7 +105,7 @@ def simple_cnn(classes: int = 10) -> nn.Sequential:
 
 def fedrl_mnist(classes: int = 10) -> nn.Sequential:
     """Make FedRL's network for MNIST; its convolutions have no ReLU."""
-    return _sequence(
+    return sequence(
         conv1=nn.Conv2d(1, 20, 5),
         pool1=nn.MaxPool2d(2),
         conv2=nn.Conv2d(20, 50, 5),
@@ -119,7 +120,7 @@ def fedrl_mnist(classes: int = 10) -> nn.Sequential:
 def autoencoder(inputs: int = 784, hidden: int = 128) -> nn.Sequential:
     """Make FedRL's auto-encoder: outputs in (0, 1), flat; the code is its feature."""
     inputs, hidden = whole("inputs", inputs), whole("hidden", hidden)
-    return _sequence(
+    return sequence(
         flatten=nn.Flatten(),
         fc1=nn.Linear(inputs, hidden),
         relu1=nn.ReLU(),
@@ -129,4 +130,31 @@ def autoencoder(inputs: int = 784, hidden: int = 128) -> nn.Sequential:
         relu3=nn.ReLU(),
         fc4=nn.Linear(hidden, inputs),
         output=nn.Sigmoid(),
+    )
+
+
+def lenet(pixels: int = 32, channels: int = 3, classes: int = 10) -> nn.Sequential:
+    """Make MOON's network: LeNet's layers, then a projection to 256, which is its feature."""
+    if whole("pixels", pixels) % 4 or pixels < 16:
+        raise ConfigError(
+            f"pixels = {pixels} does not fit two 5x5 convolutions that are halved; 28 and 32 are "
+            "usual: resize the images"
+        )
+    return sequence(
+        conv1=nn.Conv2d(whole("channels", channels), 6, 5),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(6, 16, 5),
+        relu2=nn.ReLU(),
+        pool2=nn.MaxPool2d(2),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(16 * (pixels // 4 - 3) ** 2, 120),
+        relu3=nn.ReLU(),
+        fc2=nn.Linear(120, 84),
+        relu4=nn.ReLU(),
+        fc3=nn.Linear(84, 84),
+        relu5=nn.ReLU(),
+        fc4=nn.Linear(84, 256),
+        feature=nn.Identity(),  # no ReLU: the projection may be negative
+        head=nn.Linear(256, whole("classes", classes)),
     )

@@ -34,6 +34,13 @@ def whole(name: str, value: Any, low: int = 1) -> int:
     return value
 
 
+def flag(name: str, value: Any) -> bool:
+    """Return true or false, or say what is wrong with it."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is true or false, got {value!r}")
+    return value
+
+
 def number(name: str, value: Any, low: float, high: float) -> float:
     """Return a number in [low, high), or say what is wrong with it."""
     real = isinstance(value, int | float) and not isinstance(value, bool)

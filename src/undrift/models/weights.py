@@ -1,4 +1,4 @@
-"""First weights as a function of a seed: torch's default distribution, or Xavier's.
+"""First weights as a function of a seed: torch's default distribution, Xavier's or He's.
 
 They come from core/random.py, so no generator is read or moved, and machines agree.
 """
@@ -11,32 +11,69 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from undrift.core.random import fold, uniform
+from undrift.core.random import fold, normal, uniform
 
-Bound = Callable[[Tensor], float]  # weights are uniform on [-bound, bound)
-
-
-def torch_bound(weight: Tensor) -> float:
-    """Give the bound of torch's own layers: 1 / sqrt(inputs of one unit)."""
-    return 1 / math.sqrt(weight[0].numel())
+Layer = nn.Linear | nn.Conv2d
+Way = Callable[[Layer, int, str], None]  # fills a layer, by a seed and the layer's name
 
 
-def xavier_bound(weight: Tensor) -> float:
-    """Give the bound of Glorot and Bengio (2010): sqrt(6 / (inputs + outputs))."""
-    field = weight[0][0].numel()
-    return math.sqrt(6 / (field * (weight.shape[0] + weight.shape[1])))
+def torchs_way(layer: Layer, seed: int, name: str) -> None:
+    """Fill weights and biases uniformly; the bound is 1 / sqrt(inputs of one unit)."""
+    bound = 1 / math.sqrt(layer.weight[0].numel())
+    _fill(layer.weight, bound, seed, f"{name}.weight")
+    _fill_bias(layer, bound, seed, name)
 
 
-def draw_weights(module: nn.Sequential, seed: int, bound: Bound = torch_bound) -> None:
-    """Fill the linear and convolution layers; biases as torch draws them."""
+def xaviers_way(layer: Layer, seed: int, name: str) -> None:
+    """Fill weights as Glorot and Bengio (2010): the bound is sqrt(6 / (inputs + outputs))."""
+    field = layer.weight[0][0].numel()
+    units = layer.weight.shape[0] + layer.weight.shape[1]
+    _fill(layer.weight, math.sqrt(6 / (field * units)), seed, f"{name}.weight")
+    _fill_bias(layer, 1 / math.sqrt(layer.weight[0].numel()), seed, name)
+
+
+def hes_way(layer: Layer, seed: int, name: str) -> None:
+    """Fill convolutions as He et al. (2015): N(0, 2 / outputs of one input), biases 0."""
+    if not isinstance(layer, nn.Conv2d):
+        return torchs_way(layer, seed, name)
+    spread = math.sqrt(2 / layer.weight[:, 0].numel())
+    _fill_normal(layer.weight, spread, seed, f"{name}.weight")
+    assert layer.bias is not None, "every layer here has a bias"
+    return _set(layer.bias, torch.zeros(layer.bias.numel()))
+
+
+def draw_weights(module: nn.Module, seed: int, way: Way = torchs_way) -> None:
+    """Fill linear and convolution layers in some way, others as torch does.
+
+    A frozen embedding keeps what it was given.
+    """
     for name, layer in module.named_children():
         if isinstance(layer, nn.Linear | nn.Conv2d):
-            _fill(layer.weight, bound(layer.weight), seed, f"{name}.weight")
-            assert layer.bias is not None, "every layer here has a bias"
-            _fill(layer.bias, torch_bound(layer.weight), seed, f"{name}.bias")
+            way(layer, seed, name)
+        elif isinstance(layer, nn.LSTM):
+            for key, parameter in layer.named_parameters():
+                _fill(parameter, 1 / math.sqrt(layer.hidden_size), seed, f"{name}.{key}")
+        elif isinstance(layer, nn.Embedding) and layer.weight.requires_grad:
+            _fill_normal(layer.weight, 1.0, seed, f"{name}.weight")
+        elif isinstance(layer, nn.BatchNorm2d):
+            layer.reset_parameters()  # ones and zeros: draws nothing
+
+
+def _fill_bias(layer: Layer, bound: float, seed: int, name: str) -> None:
+    assert layer.bias is not None, "every layer here has a bias"
+    _fill(layer.bias, bound, seed, f"{name}.bias")
 
 
 def _fill(parameter: Tensor, bound: float, seed: int, name: str) -> None:
     draws = uniform(fold(seed, "weights", name), torch.arange(parameter.numel()))
+    _set(parameter, bound * (2 * draws - 1))
+
+
+def _fill_normal(parameter: Tensor, spread: float, seed: int, name: str) -> None:
+    draws = normal(fold(seed, "weights", name), torch.arange(parameter.numel()))
+    _set(parameter, spread * draws)
+
+
+def _set(parameter: Tensor, values: Tensor) -> None:
     with torch.no_grad():
-        parameter.copy_((bound * (2 * draws - 1)).view_as(parameter))
+        parameter.copy_(values.view_as(parameter))

@@ -39,6 +39,7 @@ class Info(NamedTuple):
     class_names: tuple[str, ...] = ()
     client_names: tuple[str, ...] = ()  # where clients are natural and have names
     feature_names: tuple[str, ...] = ()  # of the columns of a table
+    vocabulary: tuple[str, ...] = ()  # of a text: what the numbers 0, 1, ... in x stand for
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,7 @@ class Examples:
     Sources with natural clients also say whose each example is.
     """
 
-    train_x: Tensor  # [n, ...] float32
+    train_x: Tensor  # [n, ...] float32, or for a text [n, length] int64
     train_y: Tensor  # [n] int64, or [n, 1] float32
     test_x: Tensor
     test_y: Tensor
@@ -56,6 +57,7 @@ class Examples:
     info: Info
     train_clients: Tensor | None = None  # [n] int64, the client of each example
     test_clients: Tensor | None = None
+    embedding: Tensor | None = None  # [words, width] float32, a vector for each word of a text
 
     def __repr__(self) -> str:
         x, n, m = list(self.train_x.shape[1:]), len(self.train_x), len(self.test_x)

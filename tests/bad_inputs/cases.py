@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from . import damage, data, folders, own_code, settings
+from . import damage, data, folders, own_code, papers, settings
 from .case import Case
 
-CASES: list[Case] = [*settings.CASES, *data.CASES, *folders.CASES, *damage.CASES, *own_code.CASES]
+CASES: list[Case] = [
+    *settings.CASES,
+    *data.CASES,
+    *folders.CASES,
+    *papers.CASES,
+    *damage.CASES,
+    *own_code.CASES,
+]

@@ -54,7 +54,8 @@ def test_the_vocabulary_is_not_empty():
 
 # ---- imports -------------------------------------------------------------------------------------
 
-# core <- {rules, state <- data} <- engines <- trainer <- experiment <- {report, trackers} <- cli
+# core <- {rules, state <- data} <- engines <- trainer <- experiment <- {report, trackers, papers}
+# <- cli
 MAY_IMPORT = {
     "core": {"core", "kernels"},
     "kernels": {"kernels"},
@@ -82,6 +83,7 @@ MAY_IMPORT = {
         *("experiment", "version"),
     },
     "trackers": {"experiment", "models", "state", "trackers"},
+    "papers": {"core", "data", "experiment", "sources", "state", "papers"},
 }
 EVERYWHERE = {"errors"}
 

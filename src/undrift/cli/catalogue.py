@@ -11,6 +11,7 @@ from typing import Any
 from undrift.cli.common import Commands, printable
 from undrift.errors import unknown_name
 from undrift.experiment.comparison import aligned
+from undrift.experiment.family import paper_files, paper_settings
 from undrift.experiment.folder import RunFolder, open_run, whole_history
 from undrift.experiment.history import main_metric
 from undrift.experiment.names import parameters, records, sections
@@ -30,7 +31,7 @@ KINDS = {
 
 def add_commands(commands: Commands) -> None:
     """Describe the commands that look things up."""
-    known = [*KINDS, "rules", "experiments"]
+    known = [*KINDS, "rules", "experiments", "tables"]
     listing = commands.add_parser("list", help="name every algorithm, partition, source, model ...")
     listing.add_argument("kind", nargs="?", metavar="KIND", help=f"one of: {', '.join(known)}")
     listing.set_defaults(action=do_list)
@@ -51,6 +52,7 @@ def everything() -> dict[str, dict[str, str]]:
         found[kind] = {n: papers.get(n) or _first_line(f) for n, f in names.items()}
     found["rules"] = {n: _first_line(kind) for n, kind in records().items()}
     found["experiments"] = {n: _comment(p) for n, p in shipped_experiments().items()}
+    found["tables"] = {n: _comment(p) for n, p in paper_files().items()}
     return found
 
 
@@ -87,9 +89,11 @@ def do_show(chosen: argparse.Namespace) -> int:
     if chosen.name in names and not chosen.changes and chosen.name not in shipped_experiments():
         _show_name(chosen.name, *names[chosen.name])
         return 0
-    if path.suffix == ".toml" or path.exists() or chosen.name in shipped_experiments():
+    papers = [*paper_settings(), *paper_files()]
+    experiments = [*shipped_experiments(), *papers]
+    if path.suffix == ".toml" or path.exists() or chosen.name in experiments:
         return _show_experiment(chosen)
-    raise unknown_name("name, experiment or run", chosen.name, [*names, *shipped_experiments()])
+    raise unknown_name("name, experiment or run", chosen.name, [*names, *experiments])
 
 
 def _show_name(name: str, kind: str, function: Callable[..., Any]) -> None:

@@ -162,6 +162,9 @@ class Federation:
         device = self.device if device is None else torch.device(device)
         x, y = (v.to(device, dtype if v.is_floating_point() else v.dtype) for v in (self.x, self.y))
         members, offsets = self.members.to(device), self.offsets.to(device)
+        now, before = (x, y, members), (self.x, self.y, self.members)
+        if all(a is b for a, b in zip(now, before, strict=True)):
+            return self
         moved = replace(self, x=x, y=y, members=members, offsets=offsets)
         if any(_narrower(*both) for both in ((x, self.x), (y, self.y))):
             _check_finite(moved)  # a narrower type may have overflowed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -27,56 +27,91 @@ from undrift.trainer import Trainer
 log = logging.getLogger("undrift")
 
 
+class OutOfTime(BaseException):
+    """The time that runs were given is over: no failure, they can go on later."""
+
+
+def never() -> bool:
+    """Let runs go on to their ends."""
+    return False
+
+
 def run_together(
-    tasks: Sequence[tuple[Experiment, Path]], *, listeners: Sequence[Listener] = ()
+    tasks: Sequence[tuple[Experiment, Path]],
+    *,
+    listeners: Sequence[Listener] = (),
+    stop: Callable[[], bool] = never,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    lean: bool = False,
 ) -> list[History | UndriftError]:
     """Run experiments to their ends; those that can, as one batch.  The same numbers as alone.
 
-    One that cannot start does not stop the others: its error stands in its place.
+    One that cannot start does not stop the others: its error stands in its place.  When `stop`
+    says so, all are saved between two rounds and what they have is given.  `lean` runs do not save
+    once more when they are complete.
     """
     with ExitStack() as locks:
-        opened = [_opened(*task, locks, listeners) for task in tasks]
+        opened = [_opened(*task, locks, listeners, checkpoint_seconds, lean) for task in tasks]
         sessions = [one for one in opened if isinstance(one, Session)]
         with ExitStack() as kept:
             for session in sessions:
                 kept.enter_context(session.kept())
-            _train(sessions)
-        found = [one.close() if isinstance(one, Session) else one for one in opened]
-        for session in sessions:
-            for listener in listeners:
-                listener.finished(session.info, session.folder.history())
+            _train(sessions, stop)
+        found = [_closed(one) if isinstance(one, Session) else one for one in opened]
     return found
 
 
 def _opened(
-    experiment: Experiment, path: Path, locks: ExitStack, listeners: Sequence[Listener]
+    experiment: Experiment,
+    path: Path,
+    locks: ExitStack,
+    listeners: Sequence[Listener],
+    seconds: float,
+    lean: bool,
 ) -> Session | UndriftError:
     job, folder = ExperimentJob(experiment), RunFolder(path)
     try:
         locks.enter_context(folder.locked())
         folder.check(job.table())
-        return Session(job, folder, info_of(job, path), listeners, CHECKPOINT_SECONDS)
+        return Session(job, folder, info_of(job, path), listeners, seconds, lean)
     except UndriftError as error:
         return error
 
 
-def _train(sessions: Sequence[Session]) -> None:
+def _closed(session: Session) -> History:
+    """Tell listeners what has become of a run."""
+    history = session.folder.history()
+    if session.left:
+        for listener in session.listeners:
+            listener.failed(session.info, OutOfTime("its time is over; it can go on"))
+        return history
+    if session.folder.summary() is None:  # it had all of its rounds before
+        session.close()
+    for listener in session.listeners:
+        listener.finished(session.info, history)
+    return history
+
+
+def _train(sessions: Sequence[Session], stop: Callable[[], bool]) -> None:
     """Train all of them, those with rounds left together."""
-    while left := [session for session in sessions if session.left]:
+    while (left := [session for session in sessions if session.left]) and not stop():
         batches = parted([session.trainer for session in left])
         told = ", ".join(str(len(batch)) for batch in batches)
         log.info("%d runs train in batches of %s", len(left), told)
         fewest = min(session.left for session in left)
         for batch in batches:
             own = [session for session in left if any(session.trainer is t for t in batch)]
-            _train_batch(own, fewest)
+            _train_batch(own, fewest, stop)
+            for session in own:
+                if not session.left:
+                    session.close()  # now: what comes after it may be stopped
 
 
-def _train_batch(sessions: Sequence[Session], rounds: int) -> None:
+def _train_batch(sessions: Sequence[Session], rounds: int, stop: Callable[[], bool]) -> None:
     """Train some runs for some rounds."""
     trainers = [session.trainer for session in sessions]
     fleet = Fleet(trainers) if len(trainers) > 1 else None
-    while rounds:
+    while rounds and not stop():
         count = min(rounds, *(stretch(s.job, s.trainer, s.measure) for s in sessions))
         under_way = [_advance(fleet, trainers) for _ in range(count - 1)]
         before = [trainer.server.w for trainer in trainers]

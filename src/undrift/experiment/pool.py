@@ -60,6 +60,16 @@ def run_all(
     A run that fails does not stop the others; then the first error is raised.
     """
     tasks = [Task(e, run_folder(out, e)) for e in experiments]
+    return run_tasks(tasks, jobs=jobs, listeners=listeners)
+
+
+def run_tasks(
+    tasks: Sequence[Task],
+    *,
+    jobs: int | None = None,
+    listeners: Sequence[Listener] = (),
+) -> list[History]:
+    """Run every task in its own folder, as `run_all` does."""
     done = {i: h for i, t in enumerate(tasks) if (h := finished(*t)) is not None}
     for i, history in done.items():
         for listener in listeners:

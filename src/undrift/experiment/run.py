@@ -263,9 +263,10 @@ class Session:
         info: RunInfo,
         listeners: Sequence[Listener],
         seconds: float,
+        lean: bool = False,
     ) -> None:
         self.job, self.folder, self.info = job, folder, info
-        self.listeners, self.seconds = listeners, seconds
+        self.listeners, self.seconds, self.lean = listeners, seconds, lean
         self.trainer, self.measure = job.start(folder.rows)
         _check_fresh(self.trainer, folder)
         folder.begin(job.table())  # only now: what cannot be built leaves nothing behind
@@ -288,6 +289,8 @@ class Session:
                 yield
             finally:
                 lines = len(self.folder.history())
+                if self.lean and not self.left:
+                    lines = -1  # nobody will go on from here
                 if self._saved < self.trainer.rounds_done == lines:  # else one has no line yet
                     self._save()
 

@@ -6,6 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from undrift.errors import ConfigError, unknown_name
+from undrift.experiment.family import paper_settings
 
 
 def shipped_experiments() -> dict[str, Path]:
@@ -39,4 +40,5 @@ def _found(path: Path, name: str, known: dict[str, Path]) -> Path:
     beside = path.with_name(path.name + ".toml") if path.name else path
     if beside.is_file():
         return beside
-    raise unknown_name("experiment file or shipped experiment", name, list(known))
+    every = [*known, *paper_settings()]
+    raise unknown_name("experiment file or shipped experiment", name, every)

@@ -14,6 +14,7 @@ from undrift.data import Arrival, Everyone, Explicit, Work
 from undrift.data.checks import check_whole
 from undrift.data.partitions import PARTITIONS
 from undrift.errors import ConfigError, unknown_name
+from undrift.experiment.family import setting_table
 from undrift.experiment.names import (
     SAMPLERS,
     decode_algorithm,
@@ -133,14 +134,22 @@ def load(
     if isinstance(path, Mapping):
         table, stem = dict(path), "experiment"
     else:
-        found = find_experiment(path)
-        table, stem = _paths(read_table(found), found.parent), found.stem
+        table, stem = _read(path)
     table = {"name": stem, **table, **fixed}
     made = []
     for variant in expand(_paths(override(table, changes), Path())):
         made.append(experiment_from({**variant.table, "label": variant.label}))
     check_apart(made)
     return made
+
+
+def _read(path: str | Path) -> tuple[Table, str]:
+    """Read a file, a shipped experiment or a setting of a paper's table: (table, name)."""
+    setting = setting_table(path) if isinstance(path, str) else None
+    if setting is not None:
+        return setting, str(path)
+    found = find_experiment(path)
+    return _paths(read_table(found), found.parent), found.stem
 
 
 def _paths(table: Table, base: Path) -> Table:

@@ -1,0 +1,144 @@
+"""`undrift reproduce`: the papers' own tables, run and set beside what was printed."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from undrift.cli.common import Commands, finite, listening
+from undrift.core.precision import PRECISIONS
+from undrift.errors import ConfigError, unknown_name
+from undrift.experiment.comparison import aligned
+from undrift.experiment.family import paper_files, paper_settings, settings_of
+from undrift.papers import Options, chosen_settings, counts, read_records, reproduce
+from undrift.papers.plan import experiments_of
+
+OUT, TINY_OUT, RECORDS = "runs/reproduce", "runs/reproduce-tiny", "reproductions"
+
+
+def add_commands(commands: Commands) -> None:
+    """Describe the command."""
+    made = commands.add_parser(
+        "reproduce", help="run a table of a paper and set our numbers beside the printed ones"
+    )
+    made.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="a table, a setting, or how their names begin; NAME=VALUE tries another reading, "
+        "which is recorded apart",
+    )
+    made.add_argument("--list", action="store_true", help="show tables (of NAME: its settings)")
+    made.add_argument("--seeds", type=int, metavar="K", help="repetitions (default: the table's)")
+    made.add_argument("--rounds", type=int, metavar="R", help="default: the paper's")
+    made.add_argument("--tiny", action="store_true", help="try it out: few rounds, clients, data")
+    made.add_argument("--only", nargs="+", default=[], metavar="METHOD", help="some methods")
+    made.add_argument("--minutes", type=finite, metavar="M", help="stop then; run again to go on")
+    made.add_argument("--device", help="cpu, cuda, or auto: a GPU if there is one")
+    made.add_argument("--precision", help=f"on a GPU: {', '.join(PRECISIONS)} (default tf32)")
+    made.add_argument("--out", metavar="FOLDER", help=f"where runs are kept (default {OUT})")
+    made.add_argument(
+        "--records", metavar="FOLDER", help=f"default: {RECORDS}, or in --out if tiny"
+    )
+    made.add_argument("--jobs", type=int, metavar="N", help="on a CPU: runs at a time")
+    made.add_argument("--quiet", action="store_true", help="show errors and results only")
+    made.set_defaults(action=do_reproduce, track=[])
+
+
+def do_reproduce(chosen: argparse.Namespace) -> int:
+    """Run cells, or list them."""
+    if chosen.list:
+        return _list(chosen)
+    options, names = _options(chosen), [name for name in chosen.names if "=" not in name]
+    if not names:
+        raise ConfigError(f"reproduce needs a name: one of {', '.join(paper_files())}")
+    if chosen.minutes is not None and chosen.minutes <= 0:
+        raise ConfigError(f"--minutes {chosen.minutes:g} leaves no time: give more than 0")
+    settings = chosen_settings(names)
+    out = _folder(chosen.out, "--out", TINY_OUT if chosen.tiny else OUT)
+    records = _folder(chosen.records, "--records", str(out) if chosen.tiny else RECORDS)
+    total = sum(len(experiments_of(setting, options)) for setting in settings)
+    jobs = 1 if chosen.tiny and chosen.jobs is None else chosen.jobs
+    with listening(chosen, out, total) as listeners:
+        entries = reproduce(
+            settings, options, out, records,
+            minutes=chosen.minutes, jobs=jobs, listeners=listeners,
+        )  # fmt: skip
+    _show(entries)
+    for family in dict.fromkeys(setting.family for setting in settings):
+        done, cells = counts(records)[family]
+        print(f"{family}: {done} of {cells} cells have a full record in {records}")
+    return 0
+
+
+def _options(chosen: argparse.Namespace) -> Options:
+    if chosen.precision is not None and chosen.precision not in PRECISIONS:
+        raise unknown_name("precision", chosen.precision, list(PRECISIONS), "--precision")
+    given = [*chosen.names, *chosen.only]  # --only takes all that follows it
+    return Options(
+        seeds=chosen.seeds,
+        rounds=chosen.rounds,
+        tiny=chosen.tiny,
+        only=tuple(name for name in chosen.only if "=" not in name),
+        changes=tuple(name for name in given if "=" in name),
+        device=chosen.device,
+        precision=chosen.precision,
+    )
+
+
+def _folder(given: str | None, option: str, default: str) -> Path:
+    if given is not None and (not given or "\0" in given or Path(given).is_file()):
+        raise ConfigError(f"{option} {given!r} is no folder")
+    return Path(default if given is None else given)
+
+
+# ------------------------------------------------------------------------------------- showing
+def _show(entries: Sequence[dict[str, Any]]) -> None:
+    """Print the cells side by side with the paper's."""
+    if not entries:
+        print("no cell has anything to show yet: run the same command again to go on")
+        return
+    rows = [["cell", "ours", "paper", "difference", ""]]
+    for one in entries:
+        gap = "" if one["difference"] is None else f"{one['difference']:+.2f}"
+        mark = "differs" if one["differs"] else ""
+        note = mark if one["kind"] == "full" else f"{one['kind']}, {one['rounds']} rounds"
+        cell = f"{one['setting']} {one['name']}"
+        rows.append([cell, number(one["ours"]), number(one["paper"]), gap, note])
+    print("\n".join(aligned(rows)))
+
+
+def number(found: dict[str, Any]) -> str:
+    """Write mean ± deviation.
+
+    >>> number({"value": 67.72, "std": 0.2}), number({"value": 33.1, "std": None})
+    ('67.72 ± 0.20', '33.10')
+    """
+    if found.get("value") is None:
+        return "diverged" if found.get("diverged") else "-"
+    std = found.get("std")
+    return f"{found['value']:.2f}" + ("" if std is None else f" ± {std:.2f}")
+
+
+def _list(chosen: argparse.Namespace) -> int:
+    """Print tables, or the settings of some."""
+    records = _folder(chosen.records, "--records", RECORDS)
+    if chosen.names:
+        for setting in chosen_settings(chosen.names):
+            found = read_records(records / f"{setting.family}.json")["cells"]
+            done = sum(one.get("setting") == setting.name for one in found)
+            title = f"{setting.paper['of']} {setting.paper['table']}, {setting.title}"
+            print(f"{setting.name}: {done} of {len(setting.cells)} cells  {title}".rstrip(", "))
+        return 0
+    rows = [["table", "recorded", "cells", "settings", "about"]]
+    for family, (done, cells) in counts(records).items():
+        some = settings_of(family)
+        about = f"{some[0].paper['of']}, {some[0].paper['table']}"
+        rows.append([family, str(done), str(cells), str(len(some)), about])
+    print("\n".join(aligned(rows)))
+    total = [sum(int(row[i]) for row in rows[1:]) for i in (1, 2)]
+    print(f"{total[0]} of {total[1]} cells in {len(paper_settings())} settings have a full record.")
+    print("`undrift reproduce NAME --list` shows the settings of a table.")
+    return 0

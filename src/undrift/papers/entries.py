@@ -1,0 +1,162 @@
+"""The record of one cell: our numbers, the paper's, and how ours were made."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from undrift.experiment.family import Setting
+from undrift.experiment.folder import RunFolder
+from undrift.experiment.history import History
+from undrift.experiment.pool import Task
+from undrift.experiment.spec import Experiment
+from undrift.papers.plan import Options
+from undrift.papers.scores import compared, curve, printed, score
+from undrift.papers.stand_in import FORM
+from undrift.sources import Info
+from undrift.state.disk import make_directory, write_atomically
+
+Entry = dict[str, Any]
+COMMIT = "UNDRIFT_COMMIT"  # names the commit where the source has no git folder
+
+
+class About:
+    """What a setting's runs do not know of themselves: FOLDER/about.json."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "about.json"
+
+    def read(self) -> dict[str, Any]:
+        """Read what is known."""
+        try:
+            found = json.loads(self.path.read_text("utf-8"))
+        except (OSError, ValueError):
+            found = {}
+        return found if isinstance(found, dict) else {}
+
+    def _write(self, values: Mapping[str, Any]) -> None:
+        make_directory(self.path.parent)
+        write_atomically(self.path, [(json.dumps(values, indent=1) + "\n").encode()])
+
+    def note_start(self, info: Info) -> None:
+        """Write down which data and which commit are used from now on."""
+        data = {
+            "name": info.source,
+            "form": info.form,
+            "real": info.form not in (FORM, "generated"),
+        }
+        self._write({**self.read(), "data": data, "commit": commit()})
+
+    def add_seconds(self, seconds: Mapping[str, float]) -> None:
+        """Add to the time that each method has taken."""
+        known = self.read()
+        old = known.get("seconds", {})
+        known["seconds"] = {**old, **{n: old.get(n, 0.0) + s for n, s in seconds.items()}}
+        self._write(known)
+
+    def take_unwritten(self) -> float:
+        """Give the time that no session tells of yet."""
+        known = self.read()
+        total = sum(known.get("seconds", {}).values())
+        fresh: float = total - known.get("written", 0.0)
+        if fresh > 0:
+            self._write({**known, "written": total})
+        return fresh
+
+
+def commit() -> str | None:
+    """Name the commit that the source is at; "+" marks changes since."""
+    if os.environ.get(COMMIT):
+        return os.environ[COMMIT]
+    here = Path(__file__).parent
+    try:
+        told = [
+            subprocess.run(["git", "-C", str(here), *what], capture_output=True, text=True,
+                           timeout=10, check=True).stdout.strip()
+            for what in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", str(here.parent)])
+        ]  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return told[0] + ("+" if told[1] else "")
+
+
+def cell_entries(
+    setting: Setting, options: Options, found: Sequence[tuple[Task, History]], about: About
+) -> list[Entry]:
+    """Make a record of every method that has something to tell."""
+    by_label: dict[str, list[tuple[Task, History]]] = {}
+    for task, history in found:
+        by_label.setdefault(task.experiment.label, []).append((task, history))
+    made = [_entry(setting, options, label, runs, about) for label, runs in by_label.items()]
+    return [one for one in made if one is not None]
+
+
+def _entry(
+    setting: Setting,
+    options: Options,
+    label: str,
+    runs: Sequence[tuple[Task, History]],
+    about: About,
+) -> Entry | None:
+    experiment = runs[0][0].experiment
+    rounds = min(len(history) for _, history in runs)
+    histories = [History(tuple(history)[:rounds]) for _, history in runs]
+    if not rounds or not all(any("test_accuracy" in r for r in h) for h in histories):
+        return None
+    paper = printed(setting.paper, setting.cells[label])
+    kind = options.kind(setting) if rounds == experiment.rounds else "unfinished"
+    first, *others = experiment.evaluate.models
+    ours = score(setting.paper, histories, "test_accuracy")
+    counts = kind in ("full", "altered")
+    known = about.read()
+    made = {
+        "setting": setting.name,
+        "title": setting.title,
+        "method": label,
+        "name": setting.paper["methods"][label],
+        "kind": kind,
+        "ours": ours,
+        "paper": paper,
+        **(compared(ours, paper) if counts else {"difference": None, "differs": None}),
+        "rounds": rounds,
+        "seeds": [_seed(task.experiment) for task, _ in runs],
+        "data": known.get("data"),
+        "inference": first,
+        "others": {n: score(setting.paper, histories, f"{n}_test_accuracy") for n in others},
+        "curve": curve(histories, "test_accuracy"),
+        "seconds": round(known.get("seconds", {}).get(label, 0.0), 1),
+        "commit": known.get("commit"),
+        **_made_with(runs[0][0].folder, experiment),
+    }
+    return {**made, "changes": list(options.changes)} if options.changes else made
+
+
+def _seed(experiment: Experiment) -> dict[str, int]:
+    return experiment.seeds._asdict()
+
+
+def _made_with(folder: Path, experiment: Experiment) -> Entry:
+    """Tell versions, device and precision, as the run's own folder does."""
+    starts = _starts(folder)
+    last = starts[-1] if starts else {}
+    gpu = last.get("gpu")
+    precision = experiment.engine.precision or ("tf32" if gpu else experiment.task.dtype)
+    return {
+        "versions": {n: last.get(n) for n in ("undrift", "torch")},
+        "device": gpu or platform.processor() or platform.machine() or "cpu",
+        "precision": precision,
+    }
+
+
+def _starts(folder: Path) -> list[dict[str, Any]]:
+    path = RunFolder(folder).path / "environment.json"
+    try:
+        found = json.loads(path.read_text("utf-8"))["starts"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return found if isinstance(found, list) else []

@@ -1,0 +1,116 @@
+"""Files of records: one per table, one entry per cell.
+
+FOLDER/TABLE.json holds what counts: `cells`, full runs as the paper describes them; `alternatives`,
+full runs with something changed; `sessions`, how long they took.  Shortened, tiny and unfinished
+runs are in FOLDER/shortened/TABLE.json and never touch those.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from undrift.errors import DataError
+from undrift.experiment.family import paper_files, settings_of
+from undrift.state.disk import make_directory, write_atomically
+
+Entry = dict[str, Any]
+LISTS = ("cells", "alternatives", "sessions")
+COUNTED = ("full", "altered")
+
+
+def place_of(folder: Path, family: str, kind: str) -> Path:
+    """Tell which file a kind of record belongs to."""
+    return (folder if kind in COUNTED else folder / "shortened") / f"{family}.json"
+
+
+def read_records(path: Path) -> dict[str, Any]:
+    """Read a file of records; one that is not there has none."""
+    empty: dict[str, Any] = {"table": path.stem, **{name: [] for name in LISTS}}
+    if not path.is_file():
+        return empty
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        sound = all(isinstance(found.get(n, []), list) for n in LISTS) and "cells" in found
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(f"{path} cannot be read ({error}): restore it, or move it away") from error
+    if not sound:
+        raise DataError(f"{path} holds no records of a table: restore it, or move it away")
+    return {**empty, **found}
+
+
+def write_records(path: Path, records: Mapping[str, Any]) -> None:
+    """Write a file of records, one entry on each line."""
+    lines = [json.dumps({"table": records["table"]})[:-1]]
+    for name in LISTS:
+        entries = ",\n  ".join(json.dumps(one) for one in records[name])
+        lines.append(f' "{name}": [' + (f"\n  {entries}\n ]" if entries else "]"))
+    make_directory(path.parent)
+    write_atomically(path, [(",\n".join(lines) + "\n}\n").encode()])
+
+
+def put(folder: Path, family: str, entries: Sequence[Entry], session: Entry | None = None) -> None:
+    """Add entries to the files they belong to; each takes the place of an older one of its kind."""
+    made = [(place_of(folder, family, one["kind"]), one) for one in entries]
+    kinds = [] if session is None else [(place_of(folder, family, session["kind"]), session)]
+    for path in dict.fromkeys(p for p, _ in [*made, *kinds]):
+        records = read_records(path)
+        for place, entry in made:
+            if place == path:
+                _take(records, entry)
+        records["sessions"] += [one for p, one in kinds if p == path]
+        records["cells"].sort(key=_place(family))
+        write_records(path, records)
+    _forget_unfinished(folder, family, entries)
+
+
+def _take(records: dict[str, Any], entry: Entry) -> None:
+    name = "alternatives" if entry["kind"] == "altered" else "cells"
+    same = [one for one in records[name] if _key(one) == _key(entry)]
+    if any(len(one["seeds"]) > len(entry["seeds"]) for one in same):
+        return  # more seeds say more
+    records[name] = [*(one for one in records[name] if one not in same), entry]
+
+
+def _key(entry: Entry) -> tuple[Any, ...]:
+    changes = tuple(entry.get("changes", ()))
+    return entry["setting"], entry["method"], entry["kind"], changes
+
+
+def _place(family: str) -> Any:
+    """Order cells as the table does."""
+    order = {
+        (setting.name, method): (i, j)
+        for i, setting in enumerate(settings_of(family))
+        for j, method in enumerate(setting.paper["methods"])
+    }
+    return lambda entry: order.get((entry["setting"], entry["method"]), (len(order), 0))
+
+
+def _forget_unfinished(folder: Path, family: str, entries: Sequence[Entry]) -> None:
+    """Drop what was known of a cell before it was complete."""
+    done = {(e["setting"], e["method"], tuple(e.get("changes", ())))
+            for e in entries if e["kind"] in COUNTED}  # fmt: skip
+    path = folder / "shortened" / f"{family}.json"
+    if not done or not path.is_file():
+        return
+    records = read_records(path)
+    left = [
+        one for one in records["cells"]
+        if one["kind"] != "unfinished" or (one["setting"], one["method"], _key(one)[3]) not in done
+    ]  # fmt: skip
+    if len(left) < len(records["cells"]):
+        write_records(path, {**records, "cells": left})
+
+
+def counts(folder: Path) -> dict[str, tuple[int, int]]:
+    """Count, table by table, the cells with a full record, and all cells."""
+    made = {}
+    for family in paper_files():
+        cells = {(s.name, m) for s in settings_of(family) for m in s.cells}
+        records = read_records(folder / f"{family}.json")
+        found = {(e.get("setting"), e.get("method")) for e in records["cells"]}
+        made[family] = (len(cells & found), len(cells))
+    return made

@@ -1,0 +1,188 @@
+"""Run the cells of a paper's table, go on where they stopped, and write a record of each."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from undrift.errors import DataError, UndriftError
+from undrift.experiment.batch import OutOfTime, run_together
+from undrift.experiment.events import Listener, Record, RunInfo
+from undrift.experiment.family import Setting
+from undrift.experiment.folder import RunFolder
+from undrift.experiment.history import History
+from undrift.experiment.pool import Task, run_tasks
+from undrift.experiment.world import device_named, load_data
+from undrift.papers.entries import About, cell_entries
+from undrift.papers.plan import Group, Options, groups
+from undrift.papers.records import Entry, put
+
+log = logging.getLogger("undrift")
+CHECKPOINT_SECONDS = 300.0  # on a device, where a batch may hold gigabytes of client states
+
+Stop = Callable[[], bool]
+
+
+def reproduce(
+    settings: Sequence[Setting],
+    options: Options,
+    out: Path,
+    records: Path,
+    *,
+    minutes: float | None = None,
+    jobs: int | None = None,
+    listeners: Sequence[Listener] = (),
+) -> list[Entry]:
+    """Run the cells of some settings; gives the records of this call.
+
+    After `minutes` everything is saved between two rounds; the same call goes on.  Settings whose
+    data are not there are left out, with a warning, unless nothing else is left.
+    """
+    end = None if minutes is None else time.monotonic() + 60 * minutes
+    stop: Stop = lambda: end is not None and time.monotonic() >= end  # noqa: E731
+    entries: list[Entry] = []
+    failed: list[UndriftError] = []
+    for group in groups(settings, options, out):
+        if stop():
+            break
+        try:
+            _run_group(group, options, stop, jobs, listeners)
+        except UndriftError as error:
+            log.warning("%s: %s", ", ".join(s.name for s in group.settings), error)
+            failed.append(error)
+        finally:  # Ctrl-C too leaves records of what is complete
+            entries += _write(group, options, records)
+    if failed and (not entries or not all(isinstance(e, DataError) for e in failed)):
+        raise failed[0]
+    return entries
+
+
+# ------------------------------------------------------------------------------------- running
+def _run_group(
+    group: Group, options: Options, stop: Stop, jobs: int | None, listeners: Sequence[Listener]
+) -> None:
+    left = [task for task in group.all_tasks if not _complete(task)]
+    abouts = [About(_place(tasks)) for tasks in group.tasks.values()]
+    if not left:
+        return
+    info = load_data(left[0].experiment.data).info
+    for about in abouts:
+        about.note_start(info)
+    before = {task.folder: len(history_of(task)) for task in left}
+    start = time.monotonic()
+    try:
+        _run(left, stop, jobs, listeners)
+    finally:
+        _note_time(group, before, time.monotonic() - start)
+
+
+def _run(
+    tasks: Sequence[Task], stop: Stop, jobs: int | None, listeners: Sequence[Listener]
+) -> None:
+    if any(device_named(task.experiment.engine.device) == "cpu" for task in tasks):
+        with suppress(OutOfTime):
+            run_tasks(tasks, jobs=jobs, listeners=[*listeners, Deadline(stop)])
+        return
+    found = run_together(
+        tasks, listeners=listeners, stop=stop, checkpoint_seconds=CHECKPOINT_SECONDS, lean=True
+    )
+    errors = [one for one in found if isinstance(one, UndriftError)]
+    if errors:
+        raise errors[0]
+
+
+class Deadline:
+    """A listener that ends runs when their time is over; what they did is saved."""
+
+    def __init__(self, stop: Stop) -> None:
+        self.stop = stop
+
+    def started(self, run: RunInfo, past: Sequence[Record]) -> None:
+        """A run may always begin."""
+
+    def round(self, run: RunInfo, record: Record) -> None:
+        """End the runs after a round."""
+        if self.stop():
+            raise OutOfTime("the time is over; the same command goes on")
+
+    def finished(self, run: RunInfo, history: Sequence[Record]) -> None:
+        """One that is complete needs no end."""
+
+    def failed(self, run: RunInfo, error: BaseException) -> None:
+        """Nor does one that failed."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def history_of(task: Task) -> History:
+    """Read what there is of a run, at most the rounds that are asked for."""
+    folder = RunFolder(task.folder)
+    if not folder.path.is_dir() or folder.table() is None:
+        return History(())
+    folder.check(task.experiment.to_table())
+    return History(tuple(folder.history())[: task.experiment.rounds])
+
+
+def _complete(task: Task) -> bool:
+    if len(history_of(task)) < task.experiment.rounds:
+        return False
+    folder = RunFolder(task.folder)
+    longer = (folder.table() or {}).get("rounds", 0) > task.experiment.rounds
+    return longer or folder.summary() is not None
+
+
+# ------------------------------------------------------------------------------------- writing
+def _place(tasks: Sequence[Task]) -> Path:
+    """Tell where a setting's runs are."""
+    return tasks[0].folder.parent.parent
+
+
+def _note_time(group: Group, before: dict[Path, int], seconds: float) -> None:
+    """Share the time among the methods, by the local steps that were taken."""
+    steps: dict[tuple[str, str], float] = {}
+    for name, tasks in group.tasks.items():
+        for task in tasks:
+            new = tuple(history_of(task))[before.get(task.folder, 10**9) :]
+            key = (name, task.experiment.label)
+            steps[key] = steps.get(key, 0) + sum(r["client_steps"] for r in new)
+    total = sum(steps.values())
+    for name, tasks in group.tasks.items():
+        own = {label: n for (setting, label), n in steps.items() if setting == name and n}
+        if own:
+            shares = {label: seconds * n / total for label, n in own.items()}
+            About(_place(tasks)).add_seconds(shares)
+
+
+def _write(group: Group, options: Options, records: Path) -> list[Entry]:
+    """Write the records of a group's settings, and how long they took since the last time."""
+    made: list[Entry] = []
+    for setting in group.settings:
+        tasks = group.tasks[setting.name]
+        found = [(task, history_of(task)) for task in tasks]
+        about = About(_place(tasks))
+        entries = cell_entries(setting, options, found, about)
+        put(records, setting.family, entries, _session(setting, options, about, entries))
+        made += entries
+    return made
+
+
+def _session(
+    setting: Setting, options: Options, about: About, entries: Sequence[Entry]
+) -> dict[str, Any] | None:
+    """Tell how long this setting has taken since that was last written down."""
+    seconds = about.take_unwritten()
+    if not seconds:
+        return None
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "setting": setting.name,
+        "kind": options.kind(setting),
+        "seconds": round(seconds, 1),
+        "device": entries[0]["device"] if entries else None,
+    }

@@ -1,0 +1,143 @@
+"""What some runs of one cell come to, in the way the paper's table tells it.
+
+All accuracies are in per cent, as the papers print them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from undrift.experiment.comparison import Reached, Variant, mean_curve
+from undrift.experiment.history import History
+from undrift.experiment.statistics import spread
+
+Numbers = dict[str, Any]
+FIVE = 5  # rounds that rFedAvg's code averages over
+CURVE_POINTS = 100  # of a curve that a record keeps
+FAR = 3.0  # standard deviations that make a difference
+SHOWS = ("last", "five", "best")
+
+
+def score(paper: Mapping[str, Any], histories: Sequence[History], metric: str) -> Numbers:
+    """Give the cell's headline (`value`) and everything else that the table may be read by."""
+    last = [100 * h.last(metric) for h in histories]
+    best = [100 * h.best(metric) for h in histories]
+    made: Numbers = {"last": summed(last), "best": summed(best)}
+    if paper["shows"] == "last":
+        made = {**made["last"], **made}
+    elif paper["shows"] == "five":
+        made = {**_five(histories, metric), **made}
+    else:
+        columns = best_so_far(histories, metric, paper["at"])
+        headline = columns[-1] if columns else summed([])
+        made = {**headline, **made, "columns": columns}
+    if paper.get("targets"):
+        made["rounds_to"] = [reached(histories, metric, t) for t in paper["targets"]]
+    lost = sum(math.isnan(v) for v in last)
+    return {**made, **({"diverged": lost} if lost else {})}
+
+
+def summed(values: Sequence[float]) -> Numbers:
+    """Give mean, deviation and the values of each seed.
+
+    >>> summed([50.0, 52.0])
+    {'value': 51.0, 'std': 1.414, 'each': [50.0, 52.0]}
+    """
+    mean, std = spread(list(values))
+    return {"value": plain(mean), "std": plain(std), "each": [plain(v) for v in values]}
+
+
+def plain(value: float) -> float | None:
+    """Round for a file; None for what is not finite."""
+    return round(float(value), 3) if math.isfinite(value) else None
+
+
+def _five(histories: Sequence[History], metric: str) -> Numbers:
+    """Average the last five rounds of each run; `within` is their deviation, averaged over runs."""
+    tails = [[100 * v for v in h[metric][-FIVE:]] for h in histories]
+    lost = [math.isnan(h.last(metric)) for h in histories]
+    each = [math.nan if bad else spread(t).mean for t, bad in zip(tails, lost, strict=True)]
+    within = spread([spread(t).std for t in tails]).mean
+    return {**summed(each), "within": plain(within)}
+
+
+def best_so_far(histories: Sequence[History], metric: str, at: Sequence[int]) -> list[Numbers]:
+    """Average over runs the best value up to some rounds; rounds not reached are left out."""
+    made = []
+    for round in at:
+        if any(len(h) < round for h in histories):
+            break
+        each = [100 * History(tuple(h)[:round]).best(metric) for h in histories]
+        made.append({"round": round, **summed(each)})
+    return made
+
+
+def reached(histories: Sequence[History], metric: str, target: float) -> Numbers:
+    """Tell when a target was reached: by each run, by the median one, by the mean curve."""
+    found = Reached(
+        tuple(h.rounds_to(target, metric) for h in histories),
+        mean_curve(_variant(histories), metric).rounds_to(target, metric),
+    )
+    return {"target": plain(100 * target), "median": found.typical, "on_mean": found.on_mean,
+            "each": list(found.each)}  # fmt: skip
+
+
+def curve(histories: Sequence[History], metric: str) -> Numbers:
+    """Thin the mean curve and its deviation to what a picture shows."""
+    mean = mean_curve(_variant(histories), metric)
+    rounds, values = mean.curve(metric) if len(mean) else ([], [])
+    step = max(1, math.ceil(len(rounds) / CURVE_POINTS))
+    kept = sorted({*range(len(rounds) - 1, -1, -step)})
+    by_round = [dict(zip(*h.curve(metric), strict=True)) for h in histories]
+    stds = [spread([100 * one[rounds[i]] for one in by_round]).std for i in kept]
+    return {
+        "rounds": [rounds[i] for i in kept],
+        "mean": [plain(100 * values[i]) for i in kept],
+        "std": [plain(s) for s in stds],
+    }
+
+
+def _variant(histories: Sequence[History]) -> Variant:
+    return Variant("cell", tuple(range(len(histories))), tuple(histories))
+
+
+# ------------------------------------------------------------------------------ beside the paper
+def printed(paper: Mapping[str, Any], cell: Sequence[float | int | str]) -> Numbers:
+    """Name the numbers of a printed cell.
+
+    >>> printed({"shows": "last", "targets": [0.5]}, [67.7, 0.2, ">500"])
+    {'value': 67.7, 'std': 0.2, 'rounds_to': ['>500']}
+    """
+    if paper["shows"] == "best":
+        return {"value": cell[-1], "std": None, "columns": list(cell)}
+    made: Numbers = {"value": cell[0], "std": cell[1]}
+    return {**made, "rounds_to": list(cell[2:])} if len(cell) > 2 else made
+
+
+def compared(ours: Mapping[str, Any], paper: Mapping[str, Any]) -> Numbers:
+    """Give the difference, and whether it is more than three times the larger deviation."""
+    gap = _gap(ours.get("value"), paper["value"])
+    differs = far(gap, ours.get("std"), paper["std"])
+    made: Numbers = {"difference": gap, "differs": True if ours.get("diverged") else differs}
+    columns = zip(ours.get("columns", []), paper.get("columns", []), strict=False)
+    both = [(c, _gap(c["value"], p)) for c, p in columns]
+    if both:
+        made["differences"] = [g for _, g in both]
+        made["differs_at"] = [c["round"] for c, g in both if far(g, c["std"], None)]
+    return made
+
+
+def _gap(ours: float | None, paper: float) -> float | None:
+    return None if ours is None else plain(ours - paper)
+
+
+def far(gap: float | None, *stds: float | None) -> bool | None:
+    """Tell whether a difference is a clear one; None where no deviation is known.
+
+    >>> far(1.0, 0.2, 0.4), far(1.0, 0.2, None), far(1.0, None)
+    (False, True, None)
+    """
+    known = [s for s in stds if s is not None]
+    return None if gap is None or not known else abs(gap) > FAR * max(known)

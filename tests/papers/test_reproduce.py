@@ -1,0 +1,208 @@
+"""`undrift reproduce`: runs, goes on, and keeps full records apart from others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from undrift.cli import main
+from undrift.experiment.batch import run_together
+from undrift.experiment.family import paper_settings
+from undrift.experiment.names import sections
+from undrift.papers import running
+from undrift.papers.records import counts, read_records
+from undrift.papers.running import Options, reproduce
+
+from .small import small
+
+__all__ = ["small"]
+FAST = ["reproduce", "--jobs", "1", "--quiet"]
+
+
+def cells(path: Path) -> dict[tuple[str, str], dict]:
+    return {(e["setting"], e["method"]): e for e in read_records(path)["cells"]}
+
+
+def test_a_table_becomes_records(small, capsys):
+    assert main([*FAST, "small"]) == 0
+    out = capsys.readouterr().out
+    assert "small: 4 of 4 cells have a full record" in out
+    found = json.loads((small / "reproductions/small.json").read_text())
+    assert found["table"] == "small"
+    assert [(e["setting"], e["name"]) for e in found["cells"]] == [
+        ("small-slow", "FedAvg"), ("small-slow", "FedProx"),
+        ("small-fast", "FedAvg"), ("small-fast", "FedProx"),
+    ]  # fmt: skip
+    one = found["cells"][0]
+    assert one["kind"] == "full" and one["rounds"] == 4 and len(one["seeds"]) == 2
+    assert one["paper"] == {"value": 50.0, "std": 1.0, "rounds_to": [1, ">4"]}
+    assert one["difference"] == pytest.approx(one["ours"]["value"] - 50.0, abs=1e-3)
+    assert one["ours"]["rounds_to"][0]["median"] == 1
+    assert one["data"] == {"name": "synthetic", "form": "generated", "real": False}
+    assert one["curve"]["rounds"] == [1, 2, 3, 4]
+    assert one["versions"]["undrift"] and one["device"] and one["precision"] == "float32"
+    assert one["seconds"] > 0 and sum(s["seconds"] for s in found["sessions"]) > 0
+
+
+def test_what_is_complete_is_only_read(small, monkeypatch):
+    main([*FAST, "small-slow"])
+    before = (small / "reproductions/small.json").read_text()
+    monkeypatch.setattr(running, "run_tasks", None)  # would fail if it were called
+    assert main([*FAST, "small-slow"]) == 0
+    assert (small / "reproductions/small.json").read_text() == before
+    assert counts(small / "reproductions") == {"small": (2, 4)}
+
+
+def test_shortened_runs_are_kept_apart_and_go_on(small, capsys):
+    assert main([*FAST, "small-slow", "--rounds", "2"]) == 0
+    assert main([*FAST, "small-slow", "--seeds", "1"]) == 0
+    assert not (small / "reproductions/small.json").exists()
+    short = cells(small / "reproductions/shortened/small.json")
+    assert {e["kind"] for e in short.values()} == {"shortened"}
+    assert main([*FAST, "small-slow"]) == 0
+    full = cells(small / "reproductions/small.json")
+    assert main([*FAST, "small-slow", "--rounds", "3"]) == 0
+    assert cells(small / "reproductions/small.json") == full
+    lines = (small / "runs/reproduce/small-slow/fedavg/seed-0-1-1/rounds.jsonl").read_text()
+    assert [json.loads(line)["round"] for line in lines.splitlines()] == [1, 2, 3, 4]
+
+
+def test_only_some_methods(small):
+    assert main([*FAST, "small", "--only", "FedProx"]) == 0
+    assert {m for _, m in cells(small / "reproductions/small.json")} == {"fedprox"}
+
+
+def test_another_reading_is_an_alternative(small):
+    assert main([*FAST, "small-slow", "algorithm.mu=0.5", "--only", "fedprox"]) == 0
+    found = read_records(small / "reproductions/small.json")
+    assert not found["cells"]
+    (one,) = found["alternatives"]
+    assert one["kind"] == "altered" and one["changes"] == ["algorithm.mu=0.5"]
+    assert counts(small / "reproductions") == {"small": (0, 4)}
+
+
+class Clock:
+    """A second passes whenever somebody looks."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 1
+        return self.now
+
+
+def test_time_that_is_over_leaves_unfinished_records_and_goes_on(small, monkeypatch):
+    settings = [paper_settings()["small-slow"]]
+    place = (small / "runs", small / "records")
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "time", Clock())
+        reproduce(settings, Options(), *place, minutes=3.5 / 60, jobs=1)
+    assert not cells(small / "records/small.json")
+    assert not cells(
+        small / "records/shortened/small.json"
+    )  # nor has any method both of its seeds begun
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "time", Clock())
+        reproduce(settings, Options(), *place, minutes=5.5 / 60, jobs=1)
+    (one,) = read_records(small / "records/shortened/small.json")["cells"]
+    assert (one["kind"], one["method"], one["differs"]) == ("unfinished", "fedavg", None)
+    assert one["rounds"] == 2
+    made = reproduce(settings, Options(), *place, jobs=1)
+    assert [e["kind"] for e in made] == ["full", "full"]
+    assert not read_records(small / "records/shortened/small.json")["cells"]
+    again = reproduce(settings, Options(), small / "other", small / "other-records", jobs=1)
+    assert [e["ours"]["each"] for e in again] == [e["ours"]["each"] for e in made]
+
+
+def test_on_a_device_settings_of_one_kind_of_work_are_one_batch(small, monkeypatch):
+    seen = []
+
+    def noted(tasks, **settings):
+        seen.append(len(tasks))
+        return run_together(tasks, **settings)
+
+    monkeypatch.setattr(running, "run_together", noted)
+    monkeypatch.setattr(running, "device_named", lambda name: "cuda")
+    assert main([*FAST, "small"]) == 0
+    assert seen == [8]
+    found = cells(small / "reproductions/small.json")
+    assert {e["kind"] for e in found.values()} == {"full"} and len(found) == 4
+    assert not list(small.rglob("checkpoint"))  # nobody goes on from a complete run
+
+
+def test_fewer_seeds_do_not_replace_more(small):
+    assert main([*FAST, "small-slow", "--seeds", "3"]) == 0
+    assert main([*FAST, "small-slow", "--seeds", "2"]) == 0
+    assert {len(e["seeds"]) for e in cells(small / "reproductions/small.json").values()} == {3}
+
+
+def test_a_broken_file_of_records_is_not_written_over(small, capsys):
+    (small / "reproductions").mkdir()
+    (small / "reproductions/small.json").write_text("{}")
+    assert main([*FAST, "small-slow"]) == 2
+    assert "holds no records of a table" in capsys.readouterr().err
+    assert (small / "reproductions/small.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "reproduce needs a name"),
+        (["smal"], "Did you mean 'small'"),
+        (["small", "--minutes", "0"], "leaves no time"),
+        (["small", "--precision", "fp8"], "no precision named 'fp8'"),
+        (["small", "--seeds", "0"], "--seeds"),
+        (["small", "algorithm.lr=0.1,0.2"], "not a sweep"),
+        (["small", "rounds=3"], "set by options"),
+    ],
+)
+def test_what_cannot_be_is_refused(small, capsys, arguments, says):
+    assert main([*FAST, *arguments]) == 2
+    assert says in capsys.readouterr().err
+    assert not (small / "reproductions").exists()
+
+
+def test_the_list_counts_full_records(small, capsys):
+    main([*FAST, "small-slow", "--only", "fedavg"])
+    capsys.readouterr()
+    assert main(["reproduce", "--list"]) == 0
+    assert "1 of 4 cells in 2 settings" in capsys.readouterr().out
+    assert main(["reproduce", "small", "--list"]) == 0
+    assert "small-slow: 1 of 2 cells" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------ tiny
+def tiny(name: str, folder: Path, monkeypatch, *more: str) -> dict:
+    monkeypatch.setenv("UNDRIFT_DATA", str(folder / "no-data"))
+    monkeypatch.chdir(folder)
+    assert main(["reproduce", name, "--tiny", "--quiet", "--device", "cpu", *more]) == 0
+    return cells(folder / f"runs/reproduce-tiny/shortened/{paper_settings()[name].family}.json")
+
+
+def test_a_tiny_run_needs_no_data(tmp_path, monkeypatch):
+    found = tiny("adabest-table2-emnist-1pc-iid", tmp_path, monkeypatch, "--only", "AdaBest")
+    (one,) = found.values()
+    assert one["kind"] == "tiny" and one["rounds"] == 2 and set(one["others"]) == {"all"}
+    assert one["data"] == {"name": "emnist", "form": "random stand-in", "real": False}
+
+
+def test_without_data_the_next_move_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("UNDRIFT_DATA", str(tmp_path / "no-data"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", "fedvra-table4", "--device", "cpu", "--quiet"]) == 2
+    assert "undrift data get mnist" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", paper_settings())
+def test_every_setting_runs_tiny(name, tmp_path, monkeypatch):
+    setting = paper_settings()[name]
+    model = setting.table["model"]["use"]
+    if model not in sections()["model"]:
+        pytest.skip(f"there is no model {model}")
+    found = tiny(name, tmp_path, monkeypatch)
+    assert set(found) == {(name, method) for method in setting.cells}
+    assert {e["rounds"] for e in found.values()} == {2}

@@ -6,6 +6,7 @@ Letters: C clients, n examples, M numbers told of each: the loss, then the task'
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from undrift.core.tree import Tree, tree_map
 from undrift.data.spool import Rows
 from undrift.engines.engine import PIECE, Assignment, Engine
 from undrift.engines.graphs import Buffers as Held
-from undrift.engines.graphs import Piece, graph_pool
+from undrift.engines.graphs import Piece, copied, graph_pool
 from undrift.rounds import Judged, JudgedClients
 
 MOST_RECORDED = 6  # kinds of evaluation that are kept as graphs
@@ -33,7 +34,6 @@ class Judge:
         self.engine = engine
         self._mask = torch.ones(0, dtype=torch.bool, device=engine.device)
         self._recorded: dict[Any, Recorded] = {}
-        self._pool = graph_pool(engine.device)
 
     @property
     def task(self) -> Task:
@@ -75,18 +75,12 @@ class Judge:
         if key not in self._recorded and len(self._recorded) == MOST_RECORDED:
             self._recorded.pop(next(iter(self._recorded)))
         if key not in self._recorded:
-            self._recorded[key] = Recorded(function, self._pool)
-        return self._recorded[key](*inputs)
+            self._recorded[key] = Recorded(function, self.engine.device)
+        found: Tensor = self._recorded[key](*inputs)
+        return found
 
     def _forward(self, w: Vec, buffers: Buffers, x: Tensor, mask: Tensor) -> Output:
-        """Run the network; no kernel is tuned for what runs once in a while."""
-        seam = self.task.seam
-        if seam is None or not seam.may_use_kernels:
-            return self.task.forward(w, buffers, x, Pass(mask, None, False))
-        from undrift.kernels.tuner import in_a_hurry
-
-        with in_a_hurry():
-            return self.task.forward(w, buffers, x, Pass(mask, None, False))
+        return forward_seldom(self.task, w, buffers, x, mask)
 
     def _here(self, values: Tensor) -> Tensor:
         here = send(values, self.engine.device)
@@ -149,21 +143,36 @@ class Judge:
         return torch.stack([v.double() for v in (self.task.losses(out, y), *metrics)])
 
 
+def forward_seldom(task: Task, w: Vec, buffers: Buffers, x: Tensor, mask: Tensor) -> Output:
+    """Run a network to judge it; no kernel is tuned for what runs once in a while."""
+    if task.seam is None or not task.seam.may_use_kernels:
+        return task.forward(w, buffers, x, Pass(mask, None, False))
+    from undrift.kernels.tuner import in_a_hurry
+
+    with in_a_hurry():
+        return task.forward(w, buffers, x, Pass(mask, None, False))
+
+
 class Recorded:
-    """A function of trees, recorded as a graph; results are the caller's own."""
+    """A function of trees, recorded as a graph on a device; results are the caller's own."""
 
-    def __init__(self, function: Callable[..., Tensor], pool: Any) -> None:
+    def __init__(self, function: Callable[..., Any], device: torch.device) -> None:
         self.function, self._buffers = function, Held()
-        self._piece = Piece(self._call, pool)
+        self._piece = Piece(self._call, _pool(device))
 
-    def __call__(self, *inputs: Tree) -> Tensor:
+    def __call__(self, *inputs: Tree) -> Any:
         self._buffers.put("in", inputs)
         self._piece()
-        found: Tensor = self._buffers["out"].clone()
-        return found
+        return copied(self._buffers["out"])
 
     def _call(self) -> None:
         self._buffers.hold("out", self.function(*self._buffers["in"]))
+
+
+@cache
+def _pool(device: torch.device) -> Any:
+    """Give the memory that all evaluations share: one runs after the other."""
+    return graph_pool(device)
 
 
 def _place(t: Rows) -> tuple[Any, ...]:

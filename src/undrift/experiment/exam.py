@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from undrift.core.ops import Pass
 from undrift.core.task import Batch, Buffers, Task, Vec, per_example
 from undrift.errors import DataError
+from undrift.judging import Recorded, forward_seldom
 from undrift.rounds import Fetch, fetched
 
 
@@ -42,6 +42,7 @@ class Exam:
         _check_values(self.paper)
         _check_classes(task, self.paper)
         self._try_one()
+        self._recorded = Recorded(self._marks, device)
 
     def _try_one(self) -> None:
         """Refuse inputs or targets that the model or its loss cannot take, before any training."""
@@ -67,15 +68,20 @@ class Exam:
     @torch.no_grad()
     def judging(self, w: Vec, buffers: Buffers) -> Marks:
         """Judge without waiting for a device."""
+        recorded = self.device.type == "cuda"
+        return Marks(self, self._recorded(w, buffers) if recorded else self._marks(w, buffers))
+
+    def _marks(self, w: Vec, buffers: Buffers) -> dict[str, Tensor]:
+        """Give every example's loss and metrics."""
         starts = range(0, len(self.paper.x), self.batch)
         pieces = [self._some(self.paper, w, buffers, i) for i in starts]
-        return Marks(self, {n: torch.cat([p[n] for p in pieces]).double() for n in pieces[0]})
+        return {n: torch.cat([p[n] for p in pieces]).double() for n in pieces[0]}
 
     def _some(self, paper: Paper, w: Vec, buffers: Buffers, start: int) -> dict[str, Tensor]:
         part = slice(start, start + self.batch)
         x, y = paper.x[part], paper.y[part]
         mask = torch.ones(len(x), dtype=torch.bool, device=self.device)
-        out = self.task.forward(w, buffers, x, Pass(mask, None, False))
+        out = forward_seldom(self.task, w, buffers, x, mask)
         seen = Batch(x, y, mask, mask.long())
         metrics = {n: per_example(m(out.value, seen.y)) for n, m in self.task.metrics.items()}
         return {"loss": self.task.losses(out.value, y), **metrics}

@@ -146,3 +146,21 @@ def test_what_does_not_fit_is_refused(change, why):
         Fleet([])
     with pytest.raises(ConfigError, match="one client at a time"):
         Fleet([trainer(fl.fedavg(0.1), engine="reference")])
+
+
+def test_trainers_that_draw_the_same_cohorts_part_when_somebody_leaves():
+    def build() -> list[fl.Trainer]:
+        return [trainer(a) for a in (fl.fedavg(0.1), fl.scaffold(0.1), fl.fedavgm(0.1))]
+
+    fleet, alone = fl.Fleet(build()), build()
+    fleet.run(1)
+    assert fleet._twins == [0, 0, 0]
+    for one in alone:
+        one.run(1)
+    for pair in (fleet.trainers, alone):
+        pair[1].leave([0, 1])
+    fleet.run(2)
+    assert fleet._twins == [0, 1, 0]
+    for one, other in zip(fleet.trainers, alone, strict=True):
+        other.run(2)
+        assert distance([one.server.w], [other.server.w]) < 1e-12

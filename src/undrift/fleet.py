@@ -54,6 +54,8 @@ class Fleet:
         share_examples(self.trainers)
         self._runner: DeviceRound | None = None
         self._together = True
+        self._enrolled: list[Any] = []
+        self._twins: list[int] = []  # of each trainer the first one that draws the same cohorts
 
     def run(self, rounds: int) -> list[list[RoundResult]]:
         """Train all of them for some rounds; gives the results trainer by trainer."""
@@ -79,7 +81,7 @@ class Fleet:
                 trainer.settle()
 
     def _one_round(self) -> list[Advance]:
-        opened = [trainer.open_round() for trainer in self.trainers]
+        opened = self._opened()
         turns = []
         for trainer, one in zip(self.trainers, opened, strict=True):
             population = trainer.roster.count
@@ -94,6 +96,27 @@ class Fleet:
             server, outcome = _engine(trainer).take(turn, done)
             closed.append(trainer.close_round(one, server, outcome))
         return closed
+
+    def _opened(self) -> list[Opened]:
+        """Open a round of everybody; trainers that draw the same cohort draw it once."""
+        rosters = [trainer.roster for trainer in self.trainers]
+        if any(a is not r.enrolled for a, r in zip(self._enrolled, rosters, strict=False)):
+            self._twins = []  # somebody joined or left
+        if not self._twins:
+            self._enrolled = [roster.enrolled for roster in rosters]
+            self._twins = [
+                next(i for i, other in enumerate(rosters) if other.draws_like(roster))
+                for roster in rosters
+            ]
+        opened: list[Opened] = []
+        for trainer, twin in zip(self.trainers, self._twins, strict=True):
+            same = twin < len(opened) and (
+                self.trainers[twin].rounds_done == trainer.rounds_done
+                and self.trainers[twin].engine.orders(trainer.roster.work)
+                == trainer.engine.orders(trainer.roster.work)
+            )
+            opened.append(trainer.open_round(opened[twin].cohort if same else None))
+        return opened
 
     def _runner_for(self, opened: Sequence[Opened]) -> DeviceRound:
         """Find the buffers that hold these cohorts, or make some."""

@@ -44,6 +44,17 @@ class Roster:
         """Count the clients that are enrolled."""
         return len(self.enrolled)
 
+    def draws_like(self, other: Roster) -> bool:
+        """Whether both choose the same cohorts with the same work, round by round."""
+        mine, theirs = self.federation, other.federation
+        return (
+            (self.seeds.run, self.dtype, self.sampler, self.work)
+            == (other.seeds.run, other.dtype, other.sampler, other.work)
+            and (mine.arrival, mine.device) == (theirs.arrival, theirs.device)
+            and torch.equal(mine.sizes, theirs.sizes)
+            and np.array_equal(self.enrolled, other.enrolled)
+        )
+
     def known(self, ids: Iterable[int]) -> set[int]:
         """Refuse ids of clients that do not exist."""
         try:

@@ -148,16 +148,17 @@ class Trainer:
         finally:
             self.settle()
 
-    def open_round(self) -> Opened:
-        """Choose the next round's cohort; before the first round everybody may look."""
+    def open_round(self, cohort: Assignment | None = None) -> Opened:
+        """Choose the next round's cohort, unless it is known; before the first one all may look."""
         started = time.perf_counter()
         self.settle()
         self._trained = None
         server, first, holders = self.server, NOTHING, self._present.holders
         if self.rounds_done == 0:
             server, first, holders = self._look(server, None)
-        ordered = not self.engine.orders(self.roster.work)
-        cohort = self.roster.cohort(self.rounds_done, ordered=ordered)
+        if cohort is None:
+            ordered = not self.engine.orders(self.roster.work)
+            cohort = self.roster.cohort(self.rounds_done, ordered=ordered)
         return Opened(server, cohort, self._everyone(), first, holders, started)
 
     def close_round(self, opened: Opened, server: Server, outcome: Outcome) -> Advance:

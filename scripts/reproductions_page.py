@@ -9,14 +9,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from undrift.experiment.family import Setting, paper_files, settings_of
+from reproductions_claims import claim_rows
+from reproductions_costs import COHORT, PARAMETERS, STEPS, client_rows, delta_rows, server_rows
+
+from undrift.experiment.family import Setting, is_figure, paper_files, settings_of
 from undrift.papers import counts, read_records
+from undrift.papers.figures import CURVES_OF
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "reproductions"
 PAGE = ROOT / "docs" / "reproductions.md"
 PICTURES = "pictures/reproductions"
 FEW_COLUMNS = 5  # of a table with many
+ALSO_DRAWN = ("train_loss", "train_accuracy", "norm_model", "client_accuracy_worst10")
 
 INTRODUCTION = """\
 # Reproductions
@@ -34,8 +39,10 @@ Rounds to a target are those of the median run, in brackets those of the mean cu
 
 def page() -> str:
     """Write the page."""
-    parts = [INTRODUCTION, overview()]
-    parts += [section(family) for family in paper_files()]
+    names = sorted(paper_files(), key=is_figure)
+    parts = [INTRODUCTION, overview(), claims(), figures()]
+    parts += [section(family) for family in names]
+    parts.append(counted())
     return "\n".join(part.strip("\n") + "\n" for part in parts)
 
 
@@ -49,6 +56,62 @@ def overview() -> str:
         anchor = f"[{paper['of']}, {paper['table']}](#{family})"
         rows.append([anchor, f"`{family}`", f"{done} of {cells}", spent])
     return table(["table", "name", "cells with a record", "time"], rows)
+
+
+def claims() -> str:
+    """Tell what the papers claim, and whether our records agree."""
+    head = ["paper", "claim", "read as", "verdict", "numbers"]
+    intro = "Decided by the code in `scripts/reproductions_claims.py` from the full records alone."
+    return f"## Claims\n\n{intro}\n\n{table(head, claim_rows(RECORDS))}"
+
+
+def figures() -> str:
+    """List the figures: those that are run, and those that draw the runs of others."""
+    rows = []
+    for family, (done, curves) in counts(RECORDS, figures=True).items():
+        paper = settings_of(family)[0].paper
+        spent = wall_clock(read_records(RECORDS / f"{family}.json")["sessions"])
+        name = f"[{paper['of']}, {paper['table']}](#{family})"
+        rows.append([name, f"`{family}`", f"{done} of {curves}", spent])
+    for family, drawn in CURVES_OF.items():
+        told = f"{drawn}" + (f"; ours to choose: {drawn.ours}" if drawn.ours else "")
+        rows.append([f"{drawn.of}, {drawn.figure}", f"`{family}`", f"the {told}", ""])
+    intro = (
+        "A figure's record is its curve: no paper's number stands beside it, except rounds to a "
+        "target that the text names. They are not counted among the cells above. "
+        "`python scripts/feature_picture.py RUN` draws rFedAvg's Fig. 1 from a finished run."
+    )
+    head = ["figure", "name", "curves with a record", "time"]
+    return f"## Figures\n\n{intro}\n\n{table(head, rows)}"
+
+
+def counted() -> str:
+    """Show the tables that need no training."""
+    head = ["method", "operations in a round", "million sums", "million products"]
+    delta = table(["method", "set-up", "network", "means: ours / paper", "bytes: ours / paper"],
+                  delta_rows())  # fmt: skip
+    return f"""## rfedavg-table3
+
+rFedAvg, Table III: the size of delta, what one client is sent of feature means. Counted from our
+rules, 4 bytes a number. The paper's bytes are means of 512 or 256 numbers, each with 760 bytes that
+pickling adds; in the cross-device set-up it counts the means of the 100 that take part, where we
+send those of all 499 others.
+
+{delta}
+
+## adabest-table4
+
+AdaBest, Table 4: what a client computes in a round of K steps; n parameters, g a gradient, s a sum,
+m a product. The numbers are for feddyn_cnn (n = {PARAMETERS:,}) and K = {STEPS}, gradients apart.
+
+{table(head, client_rows())}
+
+## adabest-table5
+
+AdaBest, Table 5: what the server computes in a round with P participants (here {COHORT}).
+
+{table(head, server_rows())}
+"""
 
 
 def wall_clock(sessions: Sequence[dict[str, Any]]) -> str:
@@ -83,6 +146,7 @@ def reading(paper: dict[str, Any]) -> str:
         "last": "Test accuracy of the last round.",
         "five": "Mean test accuracy of the last five rounds.",
         "best": "Best test accuracy so far, averaged over trials.",
+        "curve": "A curve; the table shows where it ends.",
     }
     return told[paper["shows"]]
 
@@ -120,6 +184,11 @@ def columns(paper: dict[str, Any]) -> list[str]:
     if paper["shows"] == "best":
         at = shown_rounds(paper)
         return [*(f"{r}: ours / paper" for r in at), "difference"]
+    if paper["shows"] == "curve":
+        loss = "loss" in paper.get("metric", "")
+        goals = [f"rounds to {t:g}" if loss else f"rounds to {100 * t:g} %"
+                 for t in paper.get("targets", [])]  # fmt: skip
+        return ["last", "best", *goals]
     goals = [f"rounds to {100 * t:g} %: ours / paper" for t in paper.get("targets", [])]
     return ["ours", "paper", "difference", *goals]
 
@@ -139,11 +208,22 @@ def numbers(paper: dict[str, Any], entry: dict[str, Any]) -> list[str]:
                  for c, p in zip(ours["columns"], theirs["columns"], strict=False)}  # fmt: skip
         told = [f"{number(pairs[r][0], 1)} / {pairs[r][1]}" for r in shown_rounds(paper)]
         return [*told, difference(entry)]
+    if paper["shows"] == "curve":
+        return curve_numbers(paper, entry)
     goals = [
         f"{rounds(o, entry['rounds'])} / {p}"
         for o, p in zip(ours.get("rounds_to", []), theirs.get("rounds_to", []), strict=True)
     ]
     return [number(ours), number(theirs), difference(entry), *goals]
+
+
+def curve_numbers(paper: dict[str, Any], entry: dict[str, Any]) -> list[str]:
+    """Write where a curve ends, and when it reached its targets."""
+    ours, digits = entry["ours"], 4 if "loss" in paper.get("metric", "") else 2
+    found = [rounds(one, entry["rounds"]) for one in ours.get("rounds_to", [])]
+    printed = entry["paper"].get("rounds_to", [])
+    goals = [f"{o} / {p}" for o, p in zip(found, printed, strict=False)] or found
+    return [number(ours, digits), number(ours["best"], digits), *goals]
 
 
 def number(found: dict[str, Any], digits: int = 2) -> str:
@@ -213,31 +293,48 @@ def draw(folder: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    from undrift.report.curves import line_style
-
     for family in paper_files():
         cells = {(e["setting"], e["method"]): e
                  for e in read_records(RECORDS / f"{family}.json")["cells"]}  # fmt: skip
         for setting in settings_of(family):
-            found = [cells.get((setting.name, m)) for m in setting.cells]
-            if not any(found):
+            found = {i: cells[setting.name, m] for i, m in enumerate(setting.cells)
+                     if (setting.name, m) in cells}  # fmt: skip
+            if not found:
                 continue
-            figure, axes = plt.subplots(figsize=(7.2, 4))
-            for place, entry in enumerate(found):
-                if entry is not None:
-                    style = line_style(place)
-                    dash = (0, style.pattern) if style.pattern else "-"
-                    curve = entry["curve"]
-                    axes.plot(curve["rounds"], curve["mean"], color=style.light, linestyle=dash,
-                              linewidth=1.4, label=entry["name"])  # fmt: skip
-                    axes.plot(entry["rounds"], entry["paper"]["value"], "x", color=style.light)
-            axes.set(xlabel="round", ylabel="test accuracy in %",
-                     title=f"{setting.name} (x: the paper's)")  # fmt: skip
-            axes.grid(color="#e3e7ea")
-            axes.legend(fontsize=7, ncols=2, loc="lower right")
+            more = [n for n in ALSO_DRAWN if all(n in e.get("curves", {}) for e in found.values())]
+            figure, axes = plt.subplots(
+                1, 1 + len(more), figsize=(7.2 * (1 + len(more)), 4), squeeze=False
+            )
+            draw_curves(axes[0][0], setting, found)
+            for place, metric in zip(axes[0][1:], more, strict=True):
+                draw_curves(place, setting, found, metric)
             folder.mkdir(parents=True, exist_ok=True)
             figure.savefig(folder / f"{setting.name}.png", dpi=110, bbox_inches="tight")
             plt.close(figure)
+
+
+def draw_curves(
+    axes: Any, setting: Setting, found: dict[int, dict[str, Any]], metric: str | None = None
+) -> None:
+    """Draw one metric of every method; None is the one that the paper judges by."""
+    from undrift.report.curves import line_style
+
+    name = metric or setting.paper.get("metric", "test_accuracy")
+    for place, entry in found.items():
+        style, curve = line_style(place), entry["curves"][metric] if metric else entry["curve"]
+        dash = (0, style.pattern) if style.pattern else "-"
+        values = [float("nan") if v is None else v for v in curve["mean"]]
+        axes.plot(curve["rounds"], values, color=style.light, linestyle=dash, linewidth=1.4,
+                  label=entry["name"])  # fmt: skip
+        if metric is None and entry["paper"]["value"] is not None:
+            axes.plot(entry["rounds"], entry["paper"]["value"], "x", color=style.light)
+    axes.set(
+        xlabel="round", ylabel=name.replace("_", " ") + (" in %" if "accuracy" in name else "")
+    )
+    figure = setting.paper["shows"] == "curve" or metric
+    axes.set_title(setting.name + ("" if figure else " (x: the paper's)"))
+    axes.grid(color="#e3e7ea")
+    axes.legend(fontsize=7, ncols=2)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def test_jobs_must_be_a_number(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------- real processes
 def start(tmp_path: Path) -> tuple[subprocess.Popen[str], list[str]]:
     file = tmp_path / "tiny.toml"
-    file.write_text(write_table({**TABLE, "rounds": 30}))
+    file.write_text(write_table({**TABLE, "rounds": 120}))
     command = [sys.executable, "-m", "undrift", "compare", str(file), *SWEEP]
     command += ["--out", str(tmp_path / "out"), "--jobs", "2"]
     errors = (tmp_path / "errors.txt").open("a")
@@ -107,7 +107,7 @@ def gone(pid: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
 def test_six_algorithms_by_three_seeds_survive_ctrl_c_and_kill(tmp_path: Path) -> None:
-    expected = run_all(six_by_three("rounds=30"), tmp_path / "whole", jobs=1)
+    expected = run_all(six_by_three("rounds=120"), tmp_path / "whole", jobs=1)
     # Ctrl-C: the terminal sends it to the whole group
     process, command = start(tmp_path)
     wait_for_rounds(tmp_path, process, 60)
@@ -118,7 +118,7 @@ def test_six_algorithms_by_three_seeds_survive_ctrl_c_and_kill(tmp_path: Path) -
     assert "the same command goes on" in (tmp_path / "errors.txt").read_text()
     assert all(gone(pid) for pid in workers)
     done = rounds_done(tmp_path)
-    assert 60 <= done < 18 * 30
+    assert 60 <= done < 18 * 120
     # kill -9 of the parent: workers notice and end, what they did is kept
     process, command = start(tmp_path)
     wait_for_rounds(tmp_path, process, done + 60)
@@ -141,7 +141,7 @@ def test_six_algorithms_by_three_seeds_survive_ctrl_c_and_kill(tmp_path: Path) -
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     found = {f.path: numbers(f.history()) for f in find_runs(tmp_path / "out")}
-    whole = six_by_three("rounds=30")
+    whole = six_by_three("rounds=120")
     for experiment, history in zip(whole, expected, strict=True):
         place = tmp_path / "out" / experiment.label / f"seed-{experiment.seed_number}"
         plain = json.loads(json.dumps(numbers(history)))

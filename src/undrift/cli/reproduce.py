@@ -11,8 +11,9 @@ from undrift.cli.common import Commands, finite, listening
 from undrift.core.precision import PRECISIONS
 from undrift.errors import ConfigError, unknown_name
 from undrift.experiment.comparison import aligned
-from undrift.experiment.family import paper_files, paper_settings, settings_of
+from undrift.experiment.family import is_figure, paper_files, paper_settings, settings_of
 from undrift.papers import Options, chosen_settings, counts, read_records, reproduce
+from undrift.papers.figures import CURVES_OF
 from undrift.papers.plan import experiments_of
 
 OUT, TINY_OUT, RECORDS = "runs/reproduce", "runs/reproduce-tiny", "reproductions"
@@ -68,8 +69,10 @@ def do_reproduce(chosen: argparse.Namespace) -> int:
         )  # fmt: skip
     _show(entries)
     for family in dict.fromkeys(setting.family for setting in settings):
-        done, cells = counts(records)[family]
-        print(f"{family}: {done} of {cells} cells have a full record in {records}")
+        figure = is_figure(family)
+        done, cells = counts(records, figure)[family]
+        what = "curves" if figure else "cells"
+        print(f"{family}: {done} of {cells} {what} have a full record in {records}")
     return 0
 
 
@@ -132,13 +135,30 @@ def _list(chosen: argparse.Namespace) -> int:
             title = f"{setting.paper['of']} {setting.paper['table']}, {setting.title}"
             print(f"{setting.name}: {done} of {len(setting.cells)} cells  {title}".rstrip(", "))
         return 0
-    rows = [["table", "recorded", "cells", "settings", "about"]]
-    for family, (done, cells) in counts(records).items():
+    tables = _rows(counts(records))
+    print("\n".join(aligned([["table", "recorded", "cells", "settings", "about"], *tables])))
+    total = [sum(int(row[i]) for row in tables) for i in (1, 2, 3)]
+    print(f"{total[0]} of {total[1]} cells in {total[2]} settings have a full record.\n")
+    _list_figures(records)
+    print("`undrift reproduce NAME --list` shows the settings of a table or figure.")
+    return 0
+
+
+def _rows(found: dict[str, tuple[int, int]]) -> list[list[str]]:
+    rows = []
+    for family, (done, cells) in found.items():
         some = settings_of(family)
         about = f"{some[0].paper['of']}, {some[0].paper['table']}"
         rows.append([family, str(done), str(cells), str(len(some)), about])
-    print("\n".join(aligned(rows)))
-    total = [sum(int(row[i]) for row in rows[1:]) for i in (1, 2)]
-    print(f"{total[0]} of {total[1]} cells in {len(paper_settings())} settings have a full record.")
-    print("`undrift reproduce NAME --list` shows the settings of a table.")
-    return 0
+    return rows
+
+
+def _list_figures(records: Path) -> None:
+    """Print the figures, whose curves no paper's number stands beside and which are not counted."""
+    rows = _rows(counts(records, figures=True))
+    if rows:
+        print("\n".join(aligned([["figure", "recorded", "curves", "settings", "about"], *rows])))
+        print()
+    for name, drawn in CURVES_OF.items():
+        if all(any(f"{n}-".startswith(f"{s}-") for n in paper_settings()) for s in drawn.settings):
+            print(f"{name}: {drawn}")

@@ -2,7 +2,9 @@
 
 A file in `papers/` is an experiment with three sections more: `[paper]` tells what the table
 prints, `[part.NAME]` holds what a part of a setting's name stands for, and each `[[setting]]` lists
-its parts and the printed cells.  FILE-PART-PART names an ordinary experiment.
+its parts and the printed cells.  FILE-PART-PART names an ordinary experiment.  A setting without
+cells, as those of figures are, shows every method, or those that it lists as `only`.  A file that
+says `like = "OTHER"` begins with OTHER's experiment, parts and methods.
 """
 
 from __future__ import annotations
@@ -51,6 +53,11 @@ def settings_of(family: str) -> list[Setting]:
     return [one for one in paper_settings().values() if one.family == family]
 
 
+def is_figure(family: str) -> bool:
+    """Tell a figure, which has curves, from a table, which has printed cells."""
+    return any(one.paper["shows"] == "curve" for one in settings_of(family))
+
+
 def setting_table(name: str) -> Table | None:
     """Give the experiment of a setting; None if no setting has this name."""
     found = paper_settings().get(name)
@@ -67,7 +74,7 @@ def setting_table(name: str) -> Table | None:
 
 def read_family(path: Path) -> list[Setting]:
     """Read one file and write out its settings."""
-    whole = read_table(path)
+    whole = _read_whole(path)
     base = {k: v for k, v in whole.items() if k not in ONLY_HERE}
     paper, parts = whole["paper"], whole.get("part", {})
     base["seed"] = seed_list(paper["seeds"], paper["varies"])
@@ -81,8 +88,29 @@ def read_family(path: Path) -> list[Setting]:
             titles.append(str(changes.pop("title", name)))
             table = merged(table, changes)
         full = "-".join([path.stem, *one.get("parts", [])])
-        made.append(Setting(full, path.stem, ", ".join(titles), table, paper, one["cells"]))
+        table, told = _narrowed(table, paper, one.get("only"))
+        cells = one.get("cells", {label: [] for label in told["methods"]})
+        made.append(Setting(full, path.stem, ", ".join(titles), table, told, cells))
     return made
+
+
+def _read_whole(path: Path) -> Table:
+    own = read_table(path)
+    if "like" not in own:
+        return own
+    other = _read_whole(path.with_name(f"{own.pop('like')}.toml"))
+    paper = {"methods": other.pop("paper")["methods"], **own.pop("paper")}
+    settings, _ = own.pop("setting"), other.pop("setting")
+    return {**merged(other, own), "paper": paper, "setting": settings}
+
+
+def _narrowed(table: Table, paper: Table, only: Sequence[str] | None) -> tuple[Table, Table]:
+    """Keep some of the methods."""
+    if only is None:
+        return table, paper
+    some = [one for one in table["algorithm"] if algorithm_label(one) in only]
+    methods = {label: paper["methods"][label] for label in only}
+    return {**table, "algorithm": some}, {**paper, "methods": methods}
 
 
 def seed_list(count: int, varies: Sequence[str]) -> list[dict[str, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import platform
@@ -106,12 +107,13 @@ def _entry(
     experiment = runs[0][0].experiment
     rounds = min(len(history) for _, history in runs)
     histories = [History(tuple(history)[:rounds]) for _, history in runs]
-    if not rounds or not all(any("test_accuracy" in r for r in h) for h in histories):
+    metric = setting.paper.get("metric", "test_accuracy")
+    if not rounds or not all(any(metric in r for r in h) for h in histories):
         return None
     paper = printed(setting.paper, setting.cells[label])
     kind = options.kind(setting) if rounds == experiment.rounds else "unfinished"
     first, *others = experiment.evaluate.models
-    ours = score(setting.paper, histories, "test_accuracy")
+    ours = score(setting.paper, histories, metric)
     counts = kind in ("full", "altered")
     known = about.read()
     made = {
@@ -127,13 +129,21 @@ def _entry(
         "seeds": [_seed(task.experiment) for task, _ in runs],
         "data": known.get("data"),
         "inference": first,
-        "others": {n: score(setting.paper, histories, f"{n}_test_accuracy") for n in others},
-        "curve": curve(histories, "test_accuracy"),
+        "others": {n: score(setting.paper, histories, f"{n}_{metric}") for n in others},
+        "curve": curve(histories, metric),
+        **_more_curves(setting, histories),
         "seconds": round(known.get("seconds", {}).get(label, 0.0), 1),
         "commit": known.get("commit"),
         **_made_with(runs[0][0].folder, experiment),
     }
     return {**made, "changes": list(options.changes)} if options.changes else made
+
+
+def _more_curves(setting: Setting, histories: Sequence[History]) -> Entry:
+    """Keep what else the paper draws; `norm_*` are all norms that a method has."""
+    wanted = setting.paper.get("also", [])
+    names = [n for n in histories[0].metrics if any(fnmatch.fnmatch(n, w) for w in wanted)]
+    return {"curves": {n: curve(histories, n) for n in names}} if names else {}
 
 
 def _seed(experiment: Experiment) -> dict[str, int]:

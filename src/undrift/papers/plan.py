@@ -21,6 +21,7 @@ from undrift.experiment.pool import Task, run_folder
 from undrift.experiment.spec import Experiment, load
 from undrift.experiment.sweep import algorithm_label
 from undrift.experiment.tables import Table, parse_value
+from undrift.papers.figures import CURVES_OF, drawn_from
 from undrift.papers.stand_in import few_table
 
 MOST_RUNS = 60  # of one batch: more would not train faster, and must fit into memory together
@@ -72,17 +73,19 @@ def full_rounds(setting: Setting) -> int:
 
 
 def chosen_settings(names: Sequence[str]) -> list[Setting]:
-    """Find settings: by the name of a table, of one setting, or by how names begin.
+    """Find settings: by the name of a table or figure, of one setting, or by how names begin.
 
     >>> [s.name for s in chosen_settings(["adabest-table2-cifar10-1pc"])][1:]
     ['adabest-table2-cifar10-1pc-a0.3', 'adabest-table2-cifar10-1pc-iid']
     """
     known, found = paper_settings(), dict[str, Setting]()
-    for name in names:
+    for name in [n for given in names for n in drawn_from(given)]:
         some = [s for n, s in known.items() if n.startswith(f"{name}-")]
         some = [known[name]] if name in known else some
         if not some:
-            raise unknown_name("table or setting", name, [*paper_files(), *known], "reproduce")
+            raise unknown_name(
+                "table or setting", name, [*paper_files(), *CURVES_OF, *known], "reproduce"
+            )
         found |= {one.name: one for one in some}
     return list(found.values())
 
@@ -162,7 +165,9 @@ def groups(settings: Sequence[Setting], options: Options, out: Path) -> list[Gro
             continue
         place = out / folder_of(setting, options)
         tasks = [Task(one, run_folder(place, one)) for one in experiments]
-        found = made.setdefault(_common(experiments[0]), [])
+        # what is timed, or fills a device's memory by itself, shares with nobody
+        own = setting.name if setting.paper.get("alone") else ""
+        found = made.setdefault(_common(experiments[0]) + own, [])
         fits = found and len(found[-1].all_tasks) + len(tasks) <= MOST_RUNS
         if not fits:
             found.append(Group([], {}))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from undrift.errors import DataError
-from undrift.experiment.family import paper_files, settings_of
+from undrift.experiment.family import is_figure, paper_files, settings_of
 from undrift.state.disk import make_directory, write_atomically
 
 Entry = dict[str, Any]
@@ -105,10 +105,12 @@ def _forget_unfinished(folder: Path, family: str, entries: Sequence[Entry]) -> N
         write_records(path, {**records, "cells": left})
 
 
-def counts(folder: Path) -> dict[str, tuple[int, int]]:
-    """Count, table by table, the cells with a full record, and all cells."""
+def counts(folder: Path, figures: bool = False) -> dict[str, tuple[int, int]]:
+    """Count, table by table (or figure by figure), the cells with a full record, and all cells."""
     made = {}
     for family in paper_files():
+        if is_figure(family) is not figures:
+            continue
         cells = {(s.name, m) for s in settings_of(family) for m in s.cells}
         records = read_records(folder / f"{family}.json")
         found = {(e.get("setting"), e.get("method")) for e in records["cells"]}

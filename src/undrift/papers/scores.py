@@ -1,6 +1,6 @@
 """What some runs of one cell come to, in the way the paper's table tells it.
 
-All accuracies are in per cent, as the papers print them.
+All accuracies are in per cent, as the papers print them; losses and norms are as they are.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ Numbers = dict[str, Any]
 FIVE = 5  # rounds that rFedAvg's code averages over
 CURVE_POINTS = 100  # of a curve that a record keeps
 FAR = 3.0  # standard deviations that make a difference
-SHOWS = ("last", "five", "best")
+SHOWS = ("last", "five", "best", "curve")
 
 
 def score(paper: Mapping[str, Any], histories: Sequence[History], metric: str) -> Numbers:
     """Give the cell's headline (`value`) and everything else that the table may be read by."""
-    last = [100 * h.last(metric) for h in histories]
-    best = [100 * h.best(metric) for h in histories]
+    last = [unit(metric) * h.last(metric) for h in histories]
+    best = [unit(metric) * h.best(metric) for h in histories]
     made: Numbers = {"last": summed(last), "best": summed(best)}
-    if paper["shows"] == "last":
+    if paper["shows"] in ("last", "curve"):
         made = {**made["last"], **made}
     elif paper["shows"] == "five":
         made = {**_five(histories, metric), **made}
@@ -37,6 +37,11 @@ def score(paper: Mapping[str, Any], histories: Sequence[History], metric: str) -
         made["rounds_to"] = [reached(histories, metric, t) for t in paper["targets"]]
     lost = sum(math.isnan(v) for v in last)
     return {**made, **({"diverged": lost} if lost else {})}
+
+
+def unit(metric: str) -> float:
+    """Give what a metric is multiplied by: accuracies are shown in per cent."""
+    return 100.0 if "accuracy" in metric else 1.0
 
 
 def summed(values: Sequence[float]) -> Numbers:
@@ -51,7 +56,8 @@ def summed(values: Sequence[float]) -> Numbers:
 
 def plain(value: float) -> float | None:
     """Round for a file; None for what is not finite."""
-    return round(float(value), 3) if math.isfinite(value) else None
+    digits = 3 if abs(value) >= 0.1 else 6  # losses may be small
+    return round(float(value), digits) if math.isfinite(value) else None
 
 
 def _five(histories: Sequence[History], metric: str) -> Numbers:
@@ -80,8 +86,12 @@ def reached(histories: Sequence[History], metric: str, target: float) -> Numbers
         tuple(h.rounds_to(target, metric) for h in histories),
         mean_curve(_variant(histories), metric).rounds_to(target, metric),
     )
-    return {"target": plain(100 * target), "median": found.typical, "on_mean": found.on_mean,
-            "each": list(found.each)}  # fmt: skip
+    return {
+        "target": plain(unit(metric) * target),
+        "median": found.typical,
+        "on_mean": found.on_mean,
+        "each": list(found.each),
+    }
 
 
 def curve(histories: Sequence[History], metric: str) -> Numbers:
@@ -91,10 +101,10 @@ def curve(histories: Sequence[History], metric: str) -> Numbers:
     step = max(1, math.ceil(len(rounds) / CURVE_POINTS))
     kept = sorted({*range(len(rounds) - 1, -1, -step)})
     by_round = [dict(zip(*h.curve(metric), strict=True)) for h in histories]
-    stds = [spread([100 * one[rounds[i]] for one in by_round]).std for i in kept]
+    stds = [spread([unit(metric) * one[rounds[i]] for one in by_round]).std for i in kept]
     return {
         "rounds": [rounds[i] for i in kept],
-        "mean": [plain(100 * values[i]) for i in kept],
+        "mean": [plain(unit(metric) * values[i]) for i in kept],
         "std": [plain(s) for s in stds],
     }
 
@@ -105,19 +115,23 @@ def _variant(histories: Sequence[History]) -> Variant:
 
 # ------------------------------------------------------------------------------ beside the paper
 def printed(paper: Mapping[str, Any], cell: Sequence[float | int | str]) -> Numbers:
-    """Name the numbers of a printed cell.
+    """Name the numbers of a printed cell; of a figure, rounds to targets or nothing at all.
 
     >>> printed({"shows": "last", "targets": [0.5]}, [67.7, 0.2, ">500"])
     {'value': 67.7, 'std': 0.2, 'rounds_to': ['>500']}
     """
     if paper["shows"] == "best":
         return {"value": cell[-1], "std": None, "columns": list(cell)}
+    if paper["shows"] == "curve":
+        return {"value": None, "std": None, **({"rounds_to": list(cell)} if cell else {})}
     made: Numbers = {"value": cell[0], "std": cell[1]}
     return {**made, "rounds_to": list(cell[2:])} if len(cell) > 2 else made
 
 
 def compared(ours: Mapping[str, Any], paper: Mapping[str, Any]) -> Numbers:
     """Give the difference, and whether it is more than three times the larger deviation."""
+    if paper["value"] is None:
+        return {"difference": None, "differs": None}
     gap = _gap(ours.get("value"), paper["value"])
     differs = far(gap, ours.get("std"), paper["std"])
     made: Numbers = {"difference": gap, "differs": True if ours.get("diverged") else differs}

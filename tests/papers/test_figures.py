@@ -1,0 +1,191 @@
+"""Figures: curves without a printed number, apart from the tables; t-SNE; what is only counted."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from undrift.cli import main
+from undrift.errors import ConfigError
+from undrift.experiment.family import is_figure, paper_files, paper_settings, settings_of
+from undrift.experiment.spec import load
+from undrift.papers.figures import CURVES_OF
+from undrift.papers.plan import Options, chosen_settings, groups
+from undrift.papers.records import counts, read_records
+from undrift.papers.scores import compared, printed, score
+
+from .small import SMALL, small
+from .test_scores import history
+
+__all__ = ["small"]
+ROOT = Path(__file__).parent.parent.parent
+FIGURES = [name for name in paper_files() if is_figure(name)]
+ASKED = {
+    "comfed": {2},
+    "rfedavg": set(range(1, 13)),
+    "fedvra": {2, 3, 4},
+    "adabest": {1, 3, 4, 5, 6, 7},
+    "fedrl": {1, 3, 4, 5},
+}
+
+
+@pytest.fixture
+def scripts() -> Iterator[None]:
+    sys.path.insert(0, str(ROOT / "scripts"))
+    yield
+    sys.path.remove(str(ROOT / "scripts"))
+
+
+def test_every_figure_is_there() -> None:
+    found: dict[str, set[int]] = {}
+    for name in [*FIGURES, *CURVES_OF]:
+        paper, number = re.match(r"(\w+)-fig(\d+)", name).groups()  # type: ignore[union-attr]
+        found.setdefault(paper, set()).add(int(number))
+    assert found == ASKED
+
+
+@pytest.mark.parametrize("family", FIGURES)
+def test_what_the_papers_do_not_print_is_said_to_be_ours(family) -> None:
+    for setting in settings_of(family):
+        assert setting.paper["ours"] and setting.paper["table"].startswith("Fig.")
+        assert all(isinstance(n, int) or n == "never" for c in setting.cells.values() for n in c)
+        assert all(len(c) <= len(setting.paper.get("targets", [])) for c in setting.cells.values())
+
+
+def test_a_figure_of_a_table_runs_the_table() -> None:
+    assert chosen_settings(["comfed-fig2"]) == chosen_settings(["comfed-table4"])
+    names = [s.name for s in chosen_settings(["fedvra-fig3"])]
+    assert names == [
+        "fedvra-table3-noniid", "fedvra-table3-noniid-hlu", "fedvra-table4-noniid",
+        "fedvra-table4-noniid-hlu",
+    ]  # fmt: skip
+    for name in CURVES_OF:
+        assert chosen_settings([name])
+    with pytest.raises(ConfigError, match="Did you mean 'comfed-fig2'"):
+        chosen_settings(["comfed-fgi2"])
+
+
+def first(name: str, label: str):
+    return next(one for one in load(name) if one.label == label)
+
+
+def test_figures_begin_with_what_their_tables_are() -> None:
+    one, table = load("adabest-fig1")[0], load("adabest-table2-cifar100-10pc-a0.3")[0]
+    assert one.work == table.work and one.task == table.task and one.data == table.data
+    assert (one.partition.clients, one.sampler.count, one.evaluate.drift) == (1100, 5, True)
+    seven = first("adabest-fig7-m20", "beta=0.6").algorithm
+    assert seven.rules[0].beta == 0.6 and seven.local.weight_decay == 1e-3
+    assert first("adabest-fig6-emnist-10pc-iid", "feddyn mu=0.08").algorithm.rules[0].alpha == 0.08
+    unequal = first("adabest-fig3-n1000-unbalanced", "adabest")
+    assert unequal.algorithm.rules[0].unbalanced and unequal.partition.sigma == 0.3
+    assert unequal.algorithm.rules[0].beta == 0.8
+    nine = first("rfedavg-fig9-cifar10-s0-lambda", "rfedavg 1e-3")
+    assert nine.algorithm.rules[0].strength == 1e-3 and nine.rounds == 200
+    noisy = first("rfedavg-fig12-cifar10-s0", "sigma2=5").algorithm.rules[0]
+    assert (noisy.noise.sigma, noisy.strength) == (5.0, 1e-5)
+    grown = first("fedrl-fig5-cifar10-medium", "fedadam")
+    assert (grown.arrival.rounds, grown.arrival.first, grown.rounds) == (50, 0.1, 100)
+
+
+def test_some_methods_of_a_file() -> None:
+    setting = paper_settings()["rfedavg-fig10-cifar10-s0-rfedavg"]
+    assert list(setting.cells) == list(setting.paper["methods"]) == ["rfedavg"]
+    assert {one.label for one in load(setting.name)} == {"rfedavg"}
+
+
+def test_what_is_timed_shares_with_nobody(tmp_path) -> None:
+    timed = groups(chosen_settings(["rfedavg-fig10"]), Options(), tmp_path)
+    assert [len(group.settings) for group in timed] == [1] * 6
+    assert len(groups(chosen_settings(["fedvra-fig2"]), Options(), tmp_path)) == 1
+
+
+# -------------------------------------------------------------------------------------- records
+def test_a_loss_is_no_share() -> None:
+    runs = [history(0.9), history(0.9)]
+    for run, value in zip(runs, (0.0041, 0.0061), strict=True):
+        run.records[0]["test_loss"] = value
+    paper = {"shows": "curve", "targets": [0.005]}
+    found = score(paper, runs, "test_loss")
+    assert (found["value"], found["each"]) == (0.0051, [0.0041, 0.0061])
+    assert found["rounds_to"][0]["each"] == [1, None]
+    assert printed(paper, [328]) == {"value": None, "std": None, "rounds_to": [328]}
+    assert compared({**found, "diverged": 1}, printed(paper, [])) == {
+        "difference": None, "differs": None,
+    }  # fmt: skip
+
+
+FIGURE = """\
+# Nobody's figure: one method of the small table.
+like = "small"
+
+[paper]
+of = "Nobody"
+table = "Fig. 0"
+shows = "curve"
+also = ["train_*", "norm_model"]
+seeds = 1
+varies = []
+ours = ["everything"]
+
+[[setting]]
+parts = ["slow"]
+only = ["fedprox"]
+"""
+
+
+def test_a_figure_has_curves_and_is_counted_apart(small, capsys, scripts, monkeypatch) -> None:
+    (small / "papers/small-fig.toml").write_text(FIGURE)
+    paper_settings.cache_clear()
+    assert SMALL.count("[[setting]]") == 2
+    assert main(["reproduce", "small-fig", "--jobs", "1", "--quiet"]) == 0
+    assert "small-fig: 1 of 1 curves have a full record" in capsys.readouterr().out
+    (one,) = read_records(small / "reproductions/small-fig.json")["cells"]
+    assert one["paper"]["value"] is None and one["differs"] is None
+    assert {"train_loss", "train_accuracy", "norm_model"} == set(one["curves"])
+    assert one["curve"]["rounds"] == [1, 2, 3, 4]
+    assert counts(small / "reproductions") == {"small": (0, 4)}
+    assert counts(small / "reproductions", figures=True) == {"small-fig": (1, 1)}
+    assert main(["reproduce", "--list"]) == 0
+    out = capsys.readouterr().out
+    assert "0 of 4 cells in 2 settings" in out and "small-fig" in out.partition("figure")[2]
+    page = importlib.reload(importlib.import_module("reproductions_page"))
+    monkeypatch.setattr(page, "RECORDS", small / "reproductions")
+    text = page.page()
+    assert "| `small-fig` | 1 of 1 |" in text and "| slow | FedProx | " in text
+    pytest.importorskip("matplotlib")
+    page.draw(small / "pictures")
+    assert (small / "pictures/small-fig-slow.png").stat().st_size > 1000
+
+
+# ------------------------------------------------------------------------------ counted, pictured
+def test_bytes_and_operations_are_counted(scripts) -> None:
+    costs: Any = importlib.import_module("reproductions_costs")
+    assert costs.means_sent("rFedAvg", 20) == 19 and costs.means_sent("rFedAvg+", 20) == 1
+    assert ["rFedAvg", "cross-silo", "CNN", "19 / 20", "38912 / 56160"] in costs.delta_rows()
+    # FedDyn: K (g + ns + nm) + 3 K ns + K nm + n (s + m)
+    assert costs.client_operations(costs.COSTS["FedDyn"], 10, 5) == (10 * (20 + 1), 10 * (10 + 1))
+    assert costs.client_operations(costs.COSTS["AdaBest"], 1, 5) == (11, 6)
+    assert costs.server_operations(costs.COSTS["SCAFFOLD/m"], 1, 10) == (12, 2)
+    assert costs.client_rows()[1][1] == "K g + n (3 K + 2) s + n (K + 2) m"
+    assert costs.server_rows()[0][1] == "n (P) s"
+
+
+def test_neighbours_stay_neighbours(scripts) -> None:
+    picture: Any = importlib.import_module("feature_picture")
+    draw = np.random.default_rng(0)
+    owners = np.repeat(range(3), 20)
+    x = draw.normal(5.0 * owners[:, None], 1.0, (60, 8))
+    y = picture.tsne(x, steps=400)
+    gaps = picture.distances(y)
+    np.fill_diagonal(gaps, np.inf)
+    assert (owners[gaps.argmin(1)] == owners).mean() > 0.95
+    shares = picture.neighbours(x, 10.0)
+    assert shares.sum() == pytest.approx(1.0) and np.array_equal(shares, shares.T)
+    assert np.array_equal(y, picture.tsne(x, steps=400))

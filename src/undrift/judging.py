@@ -60,7 +60,7 @@ class Judge:
         total = torch.zeros(len(self.names), dtype=torch.float64, device=self.engine.device)
         for start in range(0, len(x), batch):
             seen = self._batch(*(self._here(v[start : start + batch]) for v in (x, y)))
-            out = self._forward(w, buffers, seen.x, seen.mask)
+            out = forward_seldom(self.task, w, buffers, seen.x, seen.mask)
             means = [self.task.mean_loss(out, seen), *self.task.scores(out, seen).values()]
             total += torch.stack([v.double() for v in means]) * len(seen.x)
         return total
@@ -78,9 +78,6 @@ class Judge:
             self._recorded[key] = Recorded(function, self.engine.device)
         found: Tensor = self._recorded[key](*inputs)
         return found
-
-    def _forward(self, w: Vec, buffers: Buffers, x: Tensor, mask: Tensor) -> Output:
-        return forward_seldom(self.task, w, buffers, x, mask)
 
     def _here(self, values: Tensor) -> Tensor:
         here = send(values, self.engine.device)
@@ -138,7 +135,7 @@ class Judge:
 
     def _told(self, w: Vec, buffers: Buffers, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         """What is told of every example: [M, n]."""
-        out = self._forward(w, buffers, x, mask).value
+        out = forward_seldom(self.task, w, buffers, x, mask).value
         metrics = [per_example(metric(out, y)) for metric in self.task.metrics.values()]
         return torch.stack([v.double() for v in (self.task.losses(out, y), *metrics)])
 

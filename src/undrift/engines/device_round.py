@@ -41,7 +41,7 @@ from undrift.engines.graphs import (
     graph_pool,
     spread_into,
 )
-from undrift.engines.group import Group, Servers, client_structure
+from undrift.engines.group import Group, Servers, client_structure, split
 from undrift.engines.lanes import IDLE, Lanes, lanes_for, typical
 from undrift.engines.plain import is_plain, is_sequence
 from undrift.engines.stepping import Seat, Stepping
@@ -120,6 +120,10 @@ class DeviceRound:
     def places(self) -> list[int]:
         """Tell which experiment stands where."""
         return [i for crew in self.crews for i in crew.members]
+
+    def _parts(self) -> list[tuple[Group, slice]]:
+        """Tell where the experiments of each group stand."""
+        return list(zip(self.groups, split([g.size for g in self.groups]), strict=True))
 
     # -- one round ---------------------------------------------------------------------------
     def run(self, turns: Sequence[Turn]) -> list[Done]:
@@ -244,12 +248,10 @@ class DeviceRound:
 
     # -- pieces ------------------------------------------------------------------------------
     def _begin(self) -> None:
-        buffers, first = self.buffers, 0
+        buffers = self.buffers
         drawn, carries = [], []
         every = buffers["numbers"][:, 3:].to(self.task.dtype)
-        for g, group in enumerate(self.groups):
-            part = slice(first, first + group.size)
-            first += group.size
+        for g, (group, part) in enumerate(self._parts()):
             info: ClientInfo = tree_map(lambda v, part=part: v[part], buffers["info"])
             seeds, counts = buffers["numbers"][part, 0], buffers["numbers"][part, 1]
             server, state, size = self._seen_servers(g), buffers[f"state {g}"], counts.to(every)
@@ -311,10 +313,7 @@ class DeviceRound:
         if "models" not in self.buffers:
             w, own = tree_map(lambda *v: torch.cat(v), *[(c.w, c.buffers) for c in carries])
             self.buffers.hold("models", (aligned(w), tree_map(torch.clone, own)))
-            first = 0
-            for g, carry in enumerate(carries):
-                part = slice(first, first + self.groups[g].size)
-                first = part.stop
+            for g, (carry, (_, part)) in enumerate(zip(carries, self._parts(), strict=True)):
                 w, own = tree_map(lambda v, part=part: v[part], self.buffers["models"])
                 rest = self.buffers.put(f"rest {g}", carry._replace(w=EMPTY, buffers=EMPTY))
                 self.buffers.hold(f"carry {g}", rest._replace(w=w, buffers=own))
@@ -372,10 +371,7 @@ class DeviceRound:
     def _finish(self) -> None:
         if self.histories is not None:
             self.histories.finish(self.buffers["models"][0].flatten(0, 1))
-        first = 0
-        for g, group in enumerate(self.groups):
-            part = slice(first, first + group.size)
-            first = part.stop
+        for g, (group, part) in enumerate(self._parts()):
             clients, carry = self.buffers[f"clients {g}"], self.buffers[f"carry {g}"]
             broadcast, review = self.buffers[f"broadcast {g}"], clients.review
             if group.uses("review"):
@@ -392,11 +388,9 @@ class DeviceRound:
 
     def _serve(self, g: int, found: Any, ids: Tensor, population: Tensor) -> None:
         """Run the server's half of a crew's experiments."""
-        first = 0
-        for h, servers in enumerate(self.crews[g].servers):
-            part = slice(first, first + servers.size)
-            first = part.stop
-            told = (*found[1:], ids, population)
+        all_servers, told = self.crews[g].servers, (*found[1:], ids, population)
+        parts = split([servers.size for servers in all_servers])
+        for h, (servers, part) in enumerate(zip(all_servers, parts, strict=True)):
             total, rows, who, people = tree_map(lambda v, part=part: v[part], told)
             before = self.buffers[f"server {g} {h}"]
             everyone = self.buffers[f"everyone {g} {h}"]

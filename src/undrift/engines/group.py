@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -298,3 +299,9 @@ def cohort_mean(algo: Algorithm, probes: tuple[Tree, ...], size: Tensor) -> tupl
 
     pairs = zip(algo.parts, probes, strict=True)
     return tuple(mean(probe) if p.shares_probe and leaves(probe) else EMPTY for p, probe in pairs)
+
+
+def split(sizes: Sequence[int]) -> list[slice]:
+    """Cut an axis into consecutive parts of these sizes."""
+    ends = list(accumulate(sizes, initial=0))
+    return [slice(a, b) for a, b in pairwise(ends)]

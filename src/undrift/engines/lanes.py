@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +25,7 @@ from undrift.core.transfer import send
 from undrift.core.tree import leaves, tree_map
 from undrift.engines.examples import Examples
 from undrift.engines.graphs import Buffers, aligned
-from undrift.engines.group import Group
+from undrift.engines.group import Group, split
 from undrift.engines.stepping import Seat, Stepping
 
 # What a device does in the time that a step takes however few train: weights times examples.
@@ -213,9 +212,3 @@ def _one(cohort: Seat) -> Seat:
 
 def _room(first: Tensor, lanes: int) -> Tensor:
     return first.expand(lanes, *first.shape[1:]).clone(memory_format=torch.contiguous_format)
-
-
-def split(sizes: Sequence[int]) -> list[slice]:
-    """Cut an axis into consecutive parts of these sizes."""
-    ends = list(accumulate(sizes, initial=0))
-    return [slice(a, b) for a, b in pairwise(ends)]

@@ -22,7 +22,7 @@ from undrift.core.round import Found, shares_gradient, task_gradient
 from undrift.core.task import Batch, Buffers, Task
 from undrift.core.tree import tree_map
 from undrift.core.views import Carry
-from undrift.engines.group import Group
+from undrift.engines.group import Group, split
 from undrift.engines.head import Head
 from undrift.engines.plain import PlainSteps, is_sequence
 
@@ -68,10 +68,7 @@ class Stepping:
         if sharing:
             inputs = tree_map(lambda v: v[:sharing], (*models, batch, keys))
             together = self._found(*inputs)
-        first = 0
-        for group, seat in zip(groups, seats, strict=True):
-            part = slice(first, first + group.size)
-            first = part.stop
+        for group, seat, part in zip(groups, seats, split([g.size for g in groups]), strict=True):
             seen, mine, number = tree_map(lambda v, part=part: v[part], (batch, keys, k))
             if shares_gradient(group.algo):
                 found = tree_map(lambda v, part=part: v[part], together)

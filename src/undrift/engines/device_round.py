@@ -13,23 +13,23 @@ Letters: S experiments, C clients of a cohort and the padding behind them, K loc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from undrift.core.algorithm import Algorithm, Client, Row, Server
+from undrift.core.algorithm import Algorithm, Broadcast, Client, Row, Server
 from undrift.core.history import Extent, Histories
 from undrift.core.local import Sgd
 from undrift.core.round import shares_gradient
 from undrift.core.rule import ClientInfo
-from undrift.core.task import Batch, Task
-from undrift.core.transfer import send
+from undrift.core.task import Task
 from undrift.core.tree import EMPTY, Tree, leaves, structure, tree_map
-from undrift.core.views import key_of
+from undrift.core.views import Carry, key_of
 from undrift.data.work import Work
-from undrift.engines.engine import PIECE, Engine, Outcome, Trained
+from undrift.engines.engine import Engine, Outcome, Trained
 from undrift.engines.examples import Examples
 from undrift.engines.fused import Fused
 from undrift.engines.graphs import (
@@ -37,12 +37,13 @@ from undrift.engines.graphs import (
     Piece,
     aligned,
     copied,
-    copy_into,
     graph_pool,
     spread_into,
 )
 from undrift.engines.group import Group, Servers, client_structure, split
 from undrift.engines.lanes import IDLE, Lanes, lanes_for, typical
+from undrift.engines.loading import Loading
+from undrift.engines.looks import Looks
 from undrift.engines.plain import is_plain, is_sequence
 from undrift.engines.stepping import Seat, Stepping
 from undrift.engines.turns import Crew, Done, Shape, Turn, grouped
@@ -82,16 +83,20 @@ class DeviceRound:
         room = shape.room
         # a tensor, not arange: the compiler takes products of an index for 32 bits wide
         self._count = torch.arange(max(room.steps, room.batch, room.width), device=self.device)
-        self.data = Examples([engines[i] for i in self.places])
+        self.buffers = Buffers()
+        self.loading = Loading(self.crews, shape, self.buffers, self.device)
+        self.data = Examples([engines[i] for i in self.loading.places])
+        self.looks = Looks(self.task, self.data, self.buffers, shape.examples)
+        for g, crew in enumerate(self.crews):
+            self.looks.spread(g, crew.group, [engines[i] for i in crew.members], shape.clients)
         one = len(self.groups) == 1 and self.groups[0].numbers is None
         plain = one and is_plain(algos[0]) and is_sequence(self.task.module)
         self.lanes = self._make_lanes(engines)
         self.histories = self._make_histories() if in_place and plain else None
         self.stepping = Stepping(self.task, self.device, in_place and plain, self.histories)
-        self.buffers, self.pool = Buffers(), graph_pool(self.device)
+        self.pool = graph_pool(self.device)
         self._pieces: dict[Any, Piece] = {}
         self._shown: dict[tuple[int, int, int], Outcome] = {}
-        self._returned: dict[int, Server] = {}  # by experiment, from the last round
 
     def _make_lanes(self, engines: Sequence[Engine]) -> Lanes | None:
         """Use lanes where clients' steps differ so much that padding them would take longer."""
@@ -116,11 +121,6 @@ class DeviceRound:
         assert isinstance(local, Sgd), "asked for before"
         return Histories.for_task(self.task, local, extent, self.device)
 
-    @property
-    def places(self) -> list[int]:
-        """Tell which experiment stands where."""
-        return [i for crew in self.crews for i in crew.members]
-
     def _parts(self) -> list[tuple[Group, slice]]:
         """Tell where the experiments of each group stand."""
         return list(zip(self.groups, split([g.size for g in self.groups]), strict=True))
@@ -128,13 +128,42 @@ class DeviceRound:
     # -- one round ---------------------------------------------------------------------------
     def run(self, turns: Sequence[Turn]) -> list[Done]:
         """Train the cohorts of all experiments for one round."""
-        self._load(turns)
-        self._piece("begin", self._begin)
+        self.loading.load(turns)
+        self._open_round(turns)
         steps = [[turns[i].work.steps.tolist() for i in crew.members] for crew in self.crews]
         self._take_steps(steps)
+        self._look("review", turns)
         self._piece("finish", self._finish)
         found = {i: done for g in range(len(self.crews)) for i, done in self._results(g, turns)}
         return [found[i] for i in range(len(turns))]
+
+    def _open_round(self, turns: Sequence[Turn]) -> None:
+        if self.looks.lanes:
+            self._piece("open", self._open)
+            self._look("probe", turns)
+            self._piece("begin", self._begin)
+        else:
+            self._piece("begin", self._open_and_begin)
+
+    def _open_and_begin(self) -> None:
+        self._open()
+        self._begin()
+
+    def _look(self, hook: str, turns: Sequence[Turn]) -> None:
+        """Let those who look at their data on lanes do so."""
+        for g, lanes in self.looks.lanes.items():
+            if self.groups[g].uses(hook):
+                ids = [turns[i].work.ids for i in self.crews[g].members]
+                step = partial(self._piece, (hook, g), partial(self._look_step, hook, g))
+                lanes.run(hook, ids, self.shape.clients, step)
+
+    def _look_step(self, hook: str, g: int) -> None:
+        if hook == "probe":
+            broadcast, clients = self.buffers[f"opened {g}"]
+            self.looks.lanes[g].step(hook, broadcast, clients, None)
+            return
+        _, broadcast, clients, carry = self._seat(g)
+        self.looks.lanes[g].step(hook, broadcast, clients, carry)
 
     def _take_steps(self, steps: list[list[list[int]]]) -> None:
         """Take the local steps of everybody, given by crew, experiment and client."""
@@ -154,68 +183,6 @@ class DeviceRound:
             self._pieces[key] = Piece(function, self.pool)
         self._pieces[key]()
 
-    def _load(self, turns: Sequence[Turn]) -> None:
-        """Write what the host knows into the buffers; rows beyond a cohort take no step."""
-        for g, crew in enumerate(self.crews):
-            self._load_servers(g, crew, turns)
-            own = [turns[i] for i in crew.members]
-            self._load_states(f"state {g}", own)
-        ordered = [turns[i] for i in self.places]
-        self._put_rows("info", [self._padded(t.work.info) for t in ordered])
-        self.buffers.put("numbers", send(self._numbers(ordered), self.device))
-        if not self.shape.room.epochs:
-            self._put_rows("order", [self._with_room(t.work.order) for t in ordered])
-
-    def _load_states(self, name: str, turns: Sequence[Turn]) -> None:
-        """Read client states straight into their rows; rows beyond a cohort repeat its first."""
-        most = self.shape.clients
-        who = [t.work.ids + t.work.ids[:1] * (most - len(t.work.ids)) for t in turns]
-        if name not in self.buffers:
-            self._put_rows(name, [t.store.gather(i) for t, i in zip(turns, who, strict=True)])
-            return
-        for e, (turn, ids) in enumerate(zip(turns, who, strict=True)):
-            turn.store.gather(ids, out=tree_map(lambda v, e=e: v[e], self.buffers[name]))
-
-    def _load_servers(self, g: int, crew: Crew, turns: Sequence[Turn]) -> None:
-        for h, inside in enumerate(crew.inside):
-            name = f"server {g} {h}"
-            if all(turns[i].server is self._returned.get(i) for i in inside):
-                self.buffers.put(name, self.buffers[f"after {g} {h}"])  # they come from here
-            else:
-                self._put_rows(name, [turns[i].server for i in inside])
-            self._put_rows(f"everyone {g} {h}", [turns[i].everyone for i in inside])
-
-    def _put_rows(self, name: str, values: list[Tree]) -> None:
-        """Write one tree per experiment, without putting them together elsewhere first."""
-        if name not in self.buffers:
-            self.buffers.put(name, tree_map(lambda *v: torch.stack(v), *values))
-            return
-        held = self.buffers[name]
-        copy_into([tree_map(lambda v, e=e: v[e], held) for e in range(len(values))], values)
-
-    def _padded(self, rows: Tree) -> Tree:
-        def one(v: Tensor) -> Tensor:
-            extra = self.shape.clients - len(v)
-            return v if not extra else torch.cat([v, v[:1].expand(extra, *v.shape[1:])])
-
-        return tree_map(one, rows)
-
-    def _numbers(self, turns: Sequence[Turn]) -> Tensor:
-        """Put what else the host knows into one tensor: seed, cohort, population, steps."""
-        made = torch.zeros((len(turns), 3 + self.shape.clients), dtype=torch.int64)
-        for row, turn in zip(made, turns, strict=True):
-            count = len(turn.work.clients)
-            row[:3] = torch.tensor((turn.work.seed, count, turn.population))
-            row[3 : 3 + count] = turn.work.steps
-        return made
-
-    def _with_room(self, order: Tensor) -> Tensor:
-        count, num_steps, batch = order.shape
-        room = (self.shape.clients, self.shape.room.steps, batch)
-        made = torch.full(room, -1, device=self.device)
-        made[:count, :num_steps] = order
-        return made
-
     def _results(self, g: int, turns: Sequence[Turn]) -> Iterator[tuple[int, Done]]:
         crew = self.crews[g]
         states, _, rows = self.buffers[f"result {g}"]
@@ -223,7 +190,7 @@ class DeviceRound:
         for h, inside in enumerate(crew.inside):
             after = copied(self.buffers[f"after {g} {h}"])
             for at, i in enumerate(inside):
-                self._returned[i] = tree_map(lambda v, at=at: v[at], after)
+                self.loading.returned[i] = tree_map(lambda v, at=at: v[at], after)
         for e, i in enumerate(crew.members):
             count = len(turns[i].work.clients)
             shown = self._outcome(g, e, count)
@@ -231,7 +198,7 @@ class DeviceRound:
             own: Row = one._replace(notes=shown.rows.notes, counters=shown.rows.counters)
             assert shown.trained is not None
             trained = shown.trained._replace(ids=turns[i].work.ids)
-            yield i, Done(self._returned[i], mine, shown._replace(rows=own, trained=trained))
+            yield i, Done(self.loading.returned[i], mine, shown._replace(rows=own, trained=trained))
 
     def _outcome(self, g: int, e: int, count: int) -> Outcome:
         """Show the buffers as an outcome; they will be written again."""
@@ -247,27 +214,32 @@ class DeviceRound:
         return self._shown[key]
 
     # -- pieces ------------------------------------------------------------------------------
-    def _begin(self) -> None:
+    def _open(self) -> None:
+        """Write to everybody."""
         buffers = self.buffers
-        drawn, carries = [], []
         every = buffers["numbers"][:, 3:].to(self.task.dtype)
         for g, (group, part) in enumerate(self._parts()):
             info: ClientInfo = tree_map(lambda v, part=part: v[part], buffers["info"])
             seeds, counts = buffers["numbers"][part, 0], buffers["numbers"][part, 1]
             server, state, size = self._seen_servers(g), buffers[f"state {g}"], counts.to(every)
-            broadcast, clients = group.open(server, info, state, every[part], size, seeds)
-            if group.uses("probe"):
-                at = group.start(broadcast, clients)._replace(state=clients.state)
-                probes = self._measured("probe", g, part, broadcast, clients, at)
-                broadcast = broadcast._replace(cohort=group.shared_probes(probes, info.size))
-                clients = clients._replace(probe=probes)
-            for number, batch in self._pieces_of(info, part) if group.uses("begin") else ():
-                clients = group.begin(broadcast, clients, batch, self._number(number))
+            opened = group.open(server, info, state, every[part], size, seeds)
+            buffers.hold(f"opened {g}", opened)
+            if g in self.looks.lanes:
+                self.looks.lanes[g].look_up(info, part)
+
+    def _begin(self) -> None:
+        buffers = self.buffers
+        drawn, carries = [], []
+        for g, (group, part) in enumerate(self._parts()):
+            broadcast, clients = self._probed(g, group, part)
+            for number, batch in self.looks.walk(clients.info, part) if group.uses("begin") else ():
+                clients = group.begin(broadcast, clients, batch, number)
             buffers.put(f"broadcast {g}", broadcast)
             self._put_clients(g, clients)
-            drawn.append((server.round, seeds))
+            drawn.append((broadcast.round, broadcast.seed))
             carries.append(group.start(broadcast, clients))
         rounds, seeds = (torch.cat(v) for v in zip(*drawn, strict=True))
+        every = buffers["numbers"][:, 3:].to(self.task.dtype)
         found = self._draw(self._count, rounds, seeds, buffers["info"], every)
         for name, value in zip(("keys", "order"), found, strict=False):
             buffers.put(name, value)
@@ -276,6 +248,30 @@ class DeviceRound:
         if self.histories is not None:
             self.histories.begin(buffers["broadcast 0"].w)
         buffers.put("k", torch.zeros((), dtype=self.task.dtype, device=self.device))
+
+    def _probed(self, g: int, group: Group, part: slice) -> tuple[Broadcast, Client]:
+        """Add to what was written what everybody finds at the received model."""
+        broadcast, clients = self.buffers[f"opened {g}"]
+        if not group.uses("probe"):
+            return broadcast, clients
+        probes = self._measured("probe", g, part, broadcast, clients)
+        count = self.buffers["numbers"][part, 1]
+        place = torch.arange(self.shape.clients, device=self.device)
+        weights = torch.where(place < count[:, None], clients.info.size, 0)  # none for the padding
+        shared = group.shared_probes(probes, weights)
+        return broadcast._replace(cohort=shared), clients._replace(probe=probes)
+
+    def _measured(
+        self, hook: str, g: int, part: slice, broadcast: Broadcast, clients: Client,
+        at: Carry | None = None,
+    ) -> tuple[Tree, ...]:  # fmt: skip
+        """Give what a hook finds over everybody's own data: means with leading axes S, C."""
+        if g in self.looks.lanes:
+            return self.looks.lanes[g].means(hook)
+        group = self.groups[g]
+        if at is None:
+            at = group.start(broadcast, clients)._replace(state=clients.state)
+        return self.looks.side_by_side(hook, group, part, broadcast, clients, at)
 
     def _seen_servers(self, g: int) -> Server:
         """Put together what clients see of their servers: all but the server optimizer's state."""
@@ -319,35 +315,6 @@ class DeviceRound:
                 self.buffers.hold(f"carry {g}", rest._replace(w=w, buffers=own))
         for g, carry in enumerate(carries):
             spread_into(self.buffers[f"carry {g}"], carry)
-
-    def _measured(
-        self, hook: str, g: int, part: slice, broadcast: Any, clients: Any, carry: Any
-    ) -> tuple[Tree, ...]:
-        """Evaluate a hook over everybody's own data: means with leading axes S, C."""
-        total: Any = None
-        for number, batch in self._pieces_of(clients.info, part):
-            at = self._number(number)
-            some = self.groups[g].look(hook, broadcast, clients, carry, batch, at)
-            total = some if total is None else tree_map(torch.add, total, some)
-        size = clients.info.size
-
-        def mean(v: Tensor) -> Tensor:
-            return v / size.reshape(*size.shape, *[1] * (v.dim() - 2))
-
-        means: tuple[Tree, ...] = tree_map(mean, total)
-        return means
-
-    def _pieces_of(self, info: ClientInfo, part: slice) -> Iterator[tuple[int, Batch]]:
-        """Walk through everybody's own data."""
-        width = min(PIECE, self.shape.examples)
-        for number, start in enumerate(range(0, self.shape.examples, width)):
-            at = torch.arange(start, start + width, device=self.device)
-            positions = torch.where(at < info.size[..., None], at, -1)
-            rows = self.data.rows(info.id, positions, part)
-            yield number, self.data.batch(rows, positions)
-
-    def _number(self, value: int) -> Tensor:
-        return torch.full((), float(value), dtype=self.task.dtype, device=self.device)
 
     def _step(self) -> None:
         """Let everybody take one step who still does."""

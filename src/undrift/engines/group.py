@@ -141,39 +141,42 @@ class Group(Alike):
         nothing = tuple(EMPTY for _ in self.algo.parts)
         return broadcast, Client(info, notes, state, nothing, nothing[:-1], steps)
 
-    def start(self, broadcast: Broadcast, clients: Client) -> Carry:
+    def start(self, broadcast: Broadcast, clients: Client, numbers: Sequence[Tensor] = ()) -> Carry:
         """Bring everybody to the received model."""
 
         def one(algo: Algorithm, sent: Broadcast, clients: Client) -> Carry:
             begun: Carry = vmap(lambda c: client_start(algo, self.task, sent, c))(clients)
             return begun._replace(state=EMPTY)  # clients keep theirs
 
-        started: Carry = self.each(one)(broadcast, clients)
+        started: Carry = self.each(one, numbers)(broadcast, clients)
         return started
 
     def begin(self, broadcast: Broadcast, clients: Client, batch: Batch, piece: Tensor) -> Client:
-        """Let rules prepare their states on one piece of everybody's data."""
+        """Let rules prepare their states on one piece of everybody's data, number `piece` [E]."""
 
-        def one(algo: Algorithm, sent: Broadcast, clients: Client, batch: Batch) -> Client:
+        def one(
+            algo: Algorithm, sent: Broadcast, clients: Client, batch: Batch, piece: Tensor
+        ) -> Client:
             begin = lambda c, b: client_begin(algo, self.task, sent, c, b, piece)  # noqa: E731
             begun: Client = vmap(begin)(clients, batch)
             return begun
 
-        return self.each(one)(broadcast, clients, batch)
+        return self.each(one)(broadcast, clients, batch, piece)
 
     def look(
-        self, hook: str, broadcast: Broadcast, clients: Client, carry: Carry, batch: Batch,
-        piece: Tensor,
+        self, hook: str, numbers: Sequence[Tensor], broadcast: Broadcast, clients: Client,
+        carry: Carry, batch: Batch, piece: Tensor,
     ) -> tuple[Tree, ...]:  # fmt: skip
         """Evaluate a hook on one piece of everybody's data, times its examples."""
 
         def one(
-            algo: Algorithm, sent: Broadcast, clients: Client, carry: Carry, batch: Batch
-        ) -> Tree:
+            algo: Algorithm, sent: Broadcast, clients: Client, carry: Carry, batch: Batch,
+            piece: Tensor,
+        ) -> Tree:  # fmt: skip
             look = lambda c, at, b: measure(hook, algo, self.task, sent, c, at, b, piece)  # noqa: E731
             return vmap(look)(clients, carry, batch)
 
-        return self.each(one)(broadcast, clients, carry, batch)
+        return self.each(one, numbers)(broadcast, clients, carry, batch, piece)
 
     def shared_probes(self, probes: tuple[Tree, ...], size: Tensor) -> tuple[Tree, ...]:
         """Average the probes that are shared, by size."""

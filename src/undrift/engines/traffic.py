@@ -37,7 +37,8 @@ def training_traffic(algo: Algorithm, outcome: Outcome, holders: int = 0) -> Tra
     ]
     each_down = size_in_floats((sent.w, sent.buffers.floats, sent.notes, sent.cohort))
     model = size_in_floats((sent.w, sent.buffers.floats))
-    uploads, notes = _counted(algo, report.uploads), _counted(algo, outcome.rows.notes)
+    uploads, told = _counted(algo, report.uploads), _counted(algo, outcome.rows.notes)
+    notes = [v for rule, v in zip(_counting(algo), told, strict=True) if not rule.rows_known]
     uploads = [rule.sent(v) for rule, v in zip(_counting(algo), uploads, strict=True)]
     each_up = size_in_floats((report.total, uploads, report.buffers[0]))
     down = each_down * count - model * holders + size_in_floats(outcome.clients.notes)

@@ -1,0 +1,91 @@
+"""What the host writes before a round on a device: who takes part, and what they bring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from undrift.core.algorithm import Server
+from undrift.core.transfer import send
+from undrift.core.tree import Tree, tree_map
+from undrift.engines.graphs import Buffers, copy_into
+from undrift.engines.turns import Crew, Shape, Turn
+
+
+class Loading:
+    """Writes turns into the buffers of a round."""
+
+    def __init__(
+        self, crews: Sequence[Crew], shape: Shape, buffers: Buffers, device: torch.device
+    ) -> None:
+        self.crews, self.shape, self.buffers, self.device = crews, shape, buffers, device
+        self.returned: dict[int, Server] = {}  # by experiment, from the last round
+
+    @property
+    def places(self) -> list[int]:
+        """Tell which experiment stands where."""
+        return [i for crew in self.crews for i in crew.members]
+
+    def load(self, turns: Sequence[Turn]) -> None:
+        """Write what the host knows into the buffers; rows beyond a cohort take no step."""
+        for g, crew in enumerate(self.crews):
+            self._servers(g, crew, turns)
+            own = [turns[i] for i in crew.members]
+            self._states(f"state {g}", own)
+        ordered = [turns[i] for i in self.places]
+        self._put_rows("info", [self._padded(t.work.info) for t in ordered])
+        self.buffers.put("numbers", send(self._numbers(ordered), self.device))
+        if not self.shape.room.epochs:
+            self._put_rows("order", [self._with_room(t.work.order) for t in ordered])
+
+    def _states(self, name: str, turns: Sequence[Turn]) -> None:
+        """Read client states straight into their rows; rows beyond a cohort repeat its first."""
+        most = self.shape.clients
+        who = [t.work.ids + t.work.ids[:1] * (most - len(t.work.ids)) for t in turns]
+        if name not in self.buffers:
+            self._put_rows(name, [t.store.gather(i) for t, i in zip(turns, who, strict=True)])
+            return
+        for e, (turn, ids) in enumerate(zip(turns, who, strict=True)):
+            turn.store.gather(ids, out=tree_map(lambda v, e=e: v[e], self.buffers[name]))
+
+    def _servers(self, g: int, crew: Crew, turns: Sequence[Turn]) -> None:
+        for h, inside in enumerate(crew.inside):
+            name = f"server {g} {h}"
+            if all(turns[i].server is self.returned.get(i) for i in inside):
+                self.buffers.put(name, self.buffers[f"after {g} {h}"])  # they come from here
+            else:
+                self._put_rows(name, [turns[i].server for i in inside])
+            self._put_rows(f"everyone {g} {h}", [turns[i].everyone for i in inside])
+
+    def _put_rows(self, name: str, values: list[Tree]) -> None:
+        """Write one tree per experiment, without putting them together elsewhere first."""
+        if name not in self.buffers:
+            self.buffers.put(name, tree_map(lambda *v: torch.stack(v), *values))
+            return
+        held = self.buffers[name]
+        copy_into([tree_map(lambda v, e=e: v[e], held) for e in range(len(values))], values)
+
+    def _padded(self, rows: Tree) -> Tree:
+        def one(v: Tensor) -> Tensor:
+            extra = self.shape.clients - len(v)
+            return v if not extra else torch.cat([v, v[:1].expand(extra, *v.shape[1:])])
+
+        return tree_map(one, rows)
+
+    def _numbers(self, turns: Sequence[Turn]) -> Tensor:
+        """Put what else the host knows into one tensor: seed, cohort, population, steps."""
+        made = torch.zeros((len(turns), 3 + self.shape.clients), dtype=torch.int64)
+        for row, turn in zip(made, turns, strict=True):
+            count = len(turn.work.clients)
+            row[:3] = torch.tensor((turn.work.seed, count, turn.population))
+            row[3 : 3 + count] = turn.work.steps
+        return made
+
+    def _with_room(self, order: Tensor) -> Tensor:
+        count, num_steps, batch = order.shape
+        room = (self.shape.clients, self.shape.room.steps, batch)
+        made = torch.full(room, -1, device=self.device)
+        made[:count, :num_steps] = order
+        return made

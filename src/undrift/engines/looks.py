@@ -1,0 +1,155 @@
+"""Passes over everybody's own data: probes before the local steps, reviews after them.
+
+Everybody's data go by in pieces, clients side by side.  Where sizes differ so much that most of
+that would be padding, a fixed number of lanes goes through one client's pieces after the other's
+instead (lanes.py); the host knows everybody's size, and so who is on which lane when.
+
+Letters: S experiments, C clients of a cohort, X examples of the largest client, M lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from undrift.core.algorithm import Broadcast, Client
+from undrift.core.rule import ClientInfo
+from undrift.core.task import Batch, Task
+from undrift.core.transfer import send
+from undrift.core.tree import Tree, leaves, tree_map
+from undrift.core.views import Carry
+from undrift.engines.engine import PIECE, Engine
+from undrift.engines.examples import Examples
+from undrift.engines.graphs import Buffers
+from undrift.engines.group import Group
+from undrift.engines.lanes import IDLE, NOBODY, lanes_for, length, timetable, typical
+
+HOOKS = ("probe", "review")
+
+
+class Looks:
+    """Evaluates hooks over everybody's own data."""
+
+    def __init__(self, task: Task, data: Examples, buffers: Buffers, most: int) -> None:
+        self.task, self.data, self.buffers, self.most = task, data, buffers, most
+        self.width = min(PIECE, most)
+        self.lanes: dict[int, OnLanes] = {}  # of the groups that have some
+
+    def spread(self, g: int, group: Group, engines: Sequence[Engine], clients: int) -> None:
+        """Give a group lanes where padding its clients would take longer."""
+        if not (self.most and any(group.uses(hook) for hook in HOOKS)):
+            return
+        pieces = [np.asarray(-(-e.federation.sizes // self.width)) for e in engines]
+        some = [k for own in pieces for k in typical(own.tolist(), clients)]
+        device = engines[0].device
+        found = lanes_for([some], IDLE[device.type] / (self.task.size * self.width))
+        if found is not None:
+            self.lanes[g] = OnLanes(self, g, group, found[0], pieces)
+
+    def walk(self, info: ClientInfo, part: slice) -> Iterator[tuple[Tensor, Batch]]:
+        """Walk through everybody's own data, piece by piece."""
+        for number, start in enumerate(range(0, self.most, self.width)):
+            at = torch.arange(start, start + self.width, device=info.id.device)
+            positions = torch.where(at < info.size[..., None], at, -1)
+            rows = self.data.rows(info.id, positions, part)
+            yield self._number(number, info), self.data.batch(rows, positions)
+
+    def _number(self, value: int, info: ClientInfo) -> Tensor:
+        shape, kind = (len(info.id),), self.task.dtype
+        return torch.full(shape, float(value), dtype=kind, device=info.id.device)
+
+    def side_by_side(
+        self, hook: str, group: Group, part: slice, broadcast: Broadcast, clients: Client,
+        carry: Carry,
+    ) -> tuple[Tree, ...]:  # fmt: skip
+        """Evaluate a hook with everybody padded to the largest: means with leading axes S, C."""
+        total: Any = None
+        for number, batch in self.walk(clients.info, part):
+            some = group.look(hook, (), broadcast, clients, carry, batch, number)
+            total = some if total is None else tree_map(torch.add, total, some)
+        return means(total, clients.info.size)
+
+
+class OnLanes:
+    """The passes of one group on lanes."""
+
+    def __init__(
+        self, looks: Looks, g: int, group: Group, lanes: int, pieces: list[np.ndarray]
+    ) -> None:
+        self.looks, self.g, self.pieces = looks, g, pieces
+        self.whole, self.group, self.size = group, group.spread(lanes), lanes
+        self._sums: dict[str, Tree] = {}
+
+    def look_up(self, info: ClientInfo, part: slice) -> None:
+        """Keep where everybody's examples are."""
+        at = torch.arange(self.looks.most, device=info.id.device)
+        positions = torch.where(at < info.size[..., None], at, -1)
+        rows = self.looks.data.rows(info.id, positions, part)
+        self.looks.buffers.hold(f"own rows {self.g}", (rows, info.size))
+
+    def run(
+        self, hook: str, ids: Sequence[Sequence[int]], clients: int, step: Callable[[], None]
+    ) -> None:
+        """Go through the data of everybody: `ids` by experiment, of so many with the padding."""
+        for total in leaves(self._sums.get(hook, ())):
+            total.zero_()
+        counts = np.zeros((len(ids), clients), dtype=np.int64)
+        for row, own, who in zip(counts, self.pieces, ids, strict=True):
+            row[: len(who)] = own[list(who)]
+        stays = timetable(counts.reshape(-1).tolist(), self.size)
+        table = np.zeros((length(stays), 2, self.size), dtype=np.int64)
+        table[:, 1] = NOBODY
+        for stay in stays:
+            own = table[stay.start : stay.start + stay.steps, :, stay.lane]
+            own[:, 0], own[:, 1] = stay.client, np.arange(stay.steps)
+        name, device = f"look {self.g}", self._rows[0].device
+        for now in send(torch.from_numpy(table), device):
+            self.looks.buffers.put(name, now)
+            step()
+
+    @property
+    def _rows(self) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = self.looks.buffers[f"own rows {self.g}"]
+        return found
+
+    def step(self, hook: str, broadcast: Broadcast, clients: Client, carry: Carry | None) -> None:
+        """Let every lane look at the piece that the host says; a probe is at the received model."""
+        who, piece = self.looks.buffers[f"look {self.g}"]
+        all_rows, sizes = self._rows
+        a, c = who // sizes.shape[1], who % sizes.shape[1]
+        at = piece[:, None] * self.looks.width + torch.arange(self.looks.width, device=who.device)
+        positions = torch.where(at < sizes[a, c][:, None], at, -1)
+        rows = all_rows[a, c].gather(1, positions.clamp(min=0))
+        batch = self.looks.data.batch(rows[:, None], positions[:, None])
+        numbers = [v[a] for v in leaves(self.whole.numbers)]
+        sent = tree_map(lambda v: v[a], broadcast)
+        there = tree_map(lambda v: v[a, c][:, None], clients)
+        if carry is None:
+            held = self.group.start(sent, there, numbers)
+        else:
+            held = tree_map(lambda v: v[a, c][:, None], carry)
+        held = held._replace(state=there.state)
+        number = piece.to(self.looks.task.dtype)
+        found = self.group.look(hook, numbers, sent, there, held, batch, number)
+        if hook not in self._sums:
+            room = sizes.numel()
+            self._sums[hook] = tree_map(lambda v: v.new_zeros((room, *v.shape[2:])), found)
+        # lanes without a client add nothing to the first one
+        tree_map(lambda total, v: total.index_add_(0, who, v[:, 0]), self._sums[hook], found)
+
+    def means(self, hook: str) -> tuple[Tree, ...]:
+        """Give what was found: means with leading axes S, C."""
+        _, sizes = self._rows
+        return means(tree_map(lambda v: v.unflatten(0, sizes.shape), self._sums[hook]), sizes)
+
+
+def means(total: Tree, size: Tensor) -> tuple[Tree, ...]:
+    """Divide sums over examples by their number."""
+    found: tuple[Tree, ...] = tree_map(
+        lambda v: v / size.reshape(*size.shape, *[1] * (v.dim() - 2)), total
+    )
+    return found

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import undrift as fl
+from undrift.engines.lanes import IDLE
 
 pytestmark = [
     pytest.mark.gpu,
@@ -14,16 +15,18 @@ pytestmark = [
 ]
 
 
-def trainer(algorithm: fl.Algorithm, seed: int = 0, **settings: object) -> fl.Trainer:
+def trainer(
+    algorithm: fl.Algorithm, seed: int = 0, sizes: tuple = (9, 14, 5, 20, 11), **settings: object
+) -> fl.Trainer:
     maker = torch.Generator().manual_seed(seed)
     clients = [
         (torch.randn(n, 6, generator=maker).double(), torch.randint(0, 3, (n,), generator=maker))
-        for n in (9, 14, 5, 20, 11)
+        for n in sizes
     ]
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Dropout(0.2), nn.Linear(5, 3))
     chosen = {"work": fl.Work(epochs=2, batch=4), "sampler": fl.Uniform(3), "device": "cuda"}
-    task = fl.Task(net, dtype=torch.float64)
+    task = fl.Task(net, dtype=torch.float64, feature="0")
     return fl.Trainer(task, fl.Federation.of(clients), algorithm, seed=seed, **chosen | settings)
 
 
@@ -55,6 +58,18 @@ def test_a_fleet_is_its_trainers_alone() -> None:
         other.run(5)
         assert gap(one, other) < 1e-10
     assert fleet._together
+
+
+@pytest.mark.parametrize("build", [lambda: fl.scaffold(0.05, option="I"), lambda: fl.rfedavg(0.05)])
+def test_lanes_of_steps_and_of_passes_over_own_data(build, monkeypatch) -> None:
+    monkeypatch.setitem(IDLE, "cuda", 0.0)  # so that lanes are worth it for a small model
+    sizes = (1300, 6, 30, 270, 12)
+    fast = trainer(build(), sizes=sizes)
+    plain = trainer(build(), sizes=sizes, engine="reference", device="cpu")
+    for a, b in zip(fast.run(6), plain.run(6), strict=True):
+        assert a.ids == b.ids and a.skipped == b.skipped == []
+    runner = fast.engine._rounds[0]
+    assert gap(fast, plain) < 1e-10 and runner.looks.lanes and runner.lanes
 
 
 def test_it_goes_on_from_a_checkpoint_to_the_same_bits(tmp_path) -> None:

@@ -222,10 +222,14 @@ class DeviceRound:
             info: ClientInfo = tree_map(lambda v, part=part: v[part], buffers["info"])
             seeds, counts = buffers["numbers"][part, 0], buffers["numbers"][part, 1]
             server, state, size = self._seen_servers(g), buffers[f"state {g}"], counts.to(every)
-            opened = group.open(server, info, state, every[part], size, seeds)
-            buffers.hold(f"opened {g}", opened)
+            broadcast, clients = group.open(server, info, state, every[part], size, seeds)
             if g in self.looks.lanes:
+                # looks are recorded apart, and before this is: they need a place that stays
+                broadcast = buffers.put(f"written {g}", broadcast)
+                rest = buffers.put(f"personal {g}", clients._replace(state=EMPTY))
+                clients = rest._replace(state=state)
                 self.looks.lanes[g].look_up(info, part)
+            buffers.hold(f"opened {g}", (broadcast, clients))
 
     def _begin(self) -> None:
         buffers = self.buffers

@@ -66,7 +66,7 @@ class Fused:
                 traced.recompile()
             else:
                 made = torch.compile(traced, fullgraph=True, dynamic=False)
-                with warnings.catch_warnings(), _in_this_process():
+                with warnings.catch_warnings(), _settings():
                     warnings.simplefilter("ignore")  # the compiler's own remarks
                     made(*copies)
         except Exception as error:  # any of the tracer's or the compiler's
@@ -76,8 +76,12 @@ class Fused:
         self._made = made
 
 
-def _in_this_process() -> Any:
-    """Compile here: for a handful of kernels a pool of processes takes longer to start."""
+def _settings() -> Any:
+    """Compile in this process: for a handful of kernels a pool of others takes longer to start.
+
+    A gradient is put together from those of the layers; up to as many as this the move reads them
+    where they are, instead of a copy.
+    """
     from torch._inductor import config
 
-    return config.patch(compile_threads=1)
+    return config.patch(compile_threads=1, max_pointwise_cat_inputs=16)

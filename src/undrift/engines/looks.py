@@ -89,7 +89,7 @@ class OnLanes:
         at = torch.arange(self.looks.most, device=info.id.device)
         positions = torch.where(at < info.size[..., None], at, -1)
         rows = self.looks.data.rows(info.id, positions, part)
-        self.looks.buffers.hold(f"own rows {self.g}", (rows, info.size))
+        self.looks.buffers.put(f"own rows {self.g}", (rows, info.size))
 
     def run(
         self, hook: str, ids: Sequence[Sequence[int]], clients: int, step: Callable[[], None]

@@ -6,6 +6,8 @@
 16 cells x 3 seeds: feddyn_cnn, 100 clients, 10 a round, 1 epoch of batch 32, client momentum 0.9,
 Dirichlet(0.1) over classes (each seed its own), random images.  Alone: the cells in `--alone`, each
 with another seed, in turns with the fleet; their mean stands for all 48.  Building is not counted.
+After as many rounds both have the same models (`apart`: the largest distance, against how far a
+model has moved), and leave out the same clients.
 """
 
 from __future__ import annotations
@@ -56,6 +58,12 @@ def make(client: str, server: str, seed: int, data: fl.Federation, args: Any) ->
     )
 
 
+def place(cell: str, seed: int) -> int:
+    """Tell where a cell of a seed stands in the fleet."""
+    client, server = cell.split("-")
+    return 16 * seed + 4 * CLIENTS.index(client) + SERVERS.index(server)
+
+
 def timed(run: Any, device: str) -> tuple[float, Any]:
     wait(device)
     started = time.perf_counter()
@@ -82,20 +90,27 @@ def main() -> None:
     fleet = Fleet(
         [make(c, s, e, data[e], args) for e in range(args.seeds) for c in CLIENTS for s in SERVERS]
     )
+    cells = args.alone.split(",")
     alone = [
         make(*cell.split("-"), i % args.seeds, data[i % args.seeds], args)
-        for i, cell in enumerate(args.alone.split(","))
+        for i, cell in enumerate(cells)
     ]
-    built, _ = timed(lambda: fleet.run(3), args.device)
+    twins = [fleet.trainers[place(cell, i % args.seeds)] for i, cell in enumerate(cells)]
+    started = [trainer.server.w.clone() for trainer in alone]
+    built, _ = timed(lambda: fleet.run(4), args.device)
     for trainer in alone:
         trainer.run(4)
-    together, one_by_one, samples = [], [], 0
+    together, one_by_one, samples, left_out = [], [], 0, [0, 0]
     for _ in range(args.turns):
         seconds, found = timed(lambda: fleet.run(args.rounds), args.device)
         together.append(seconds / args.rounds)
         samples += sum(r.steps for results in found for r in results)
-        seconds, _ = timed(lambda: [t.run(args.rounds) for t in alone], args.device)
+        left_out[0] += sum(len(r.skipped) for results in found for r in results)
+        seconds, found = timed(lambda: [t.run(args.rounds) for t in alone], args.device)
+        left_out[1] += sum(len(r.skipped) for results in found for r in results)
         one_by_one.append(seconds / args.rounds / len(alone))
+    pairs = zip(twins, alone, started, strict=True)
+    apart = [float((a.server.w - b.server.w).norm() / (b.server.w - w).norm()) for a, b, w in pairs]
     a_round, each = statistics.median(together), statistics.median(one_by_one)
     count = len(fleet.trainers)
     steps = samples / args.rounds / args.turns  # local steps of all clients of all experiments
@@ -110,6 +125,8 @@ def main() -> None:
         "ms_together": a_round * 1e3,
         "ms_alone_each": each * 1e3,
         "times_faster": each * count / a_round,
+        "apart": max(apart),
+        "left_out": {"together": left_out[0], "alone": left_out[1]},
         "client_steps": steps,
         "tflops_full_batches": flops * steps * batch / a_round / 1e12,
         "built_s": built,

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import undrift as fl
-from undrift.engines.lanes import lanes_for, length, timetable, typical
+from undrift.engines.lanes import cohorts, lanes_for, length, timetable
 from undrift.testing.compare import distance
 from undrift.testing.world import numbers
 
@@ -29,16 +29,30 @@ def test_long_clients_come_first_so_that_lanes_end_together():
     assert length(timetable([8, 1, 1, 1, 1, 1, 1, 1, 1], 2)) == 8
 
 
-def test_a_typical_cohort_reaches_from_the_longest_to_the_short():
-    assert typical(range(1, 101), 4) == [100, 75, 50, 25]
-    assert typical([3, 1], 4) == [3, 3, 1, 1]
+def test_cohorts_are_drawn_from_everybody_and_always_the_same():
+    drawn = cohorts(list(range(100)), 10)
+    assert drawn == cohorts(list(range(100)), 10) and len(drawn) > 1
+    assert all(len(set(one)) == 10 for one in drawn) and drawn[0] != drawn[1]
+    assert cohorts([3, 1], 2) and all(sorted(one) == [1, 3] for one in cohorts([3, 1], 2))
 
 
 def test_lanes_are_taken_where_padding_wastes():
-    assert lanes_for([[5, 5, 5]], idle=0) is None
-    assert lanes_for([[50, 2, 2, 2, 2]], idle=0) == [2]
-    assert lanes_for([[50, 2, 2, 2, 2]], idle=1000) is None  # a step is not cheaper with fewer
-    assert lanes_for([[]], idle=0) is None
+    assert lanes_for([[[5, 5, 5]]], idle=0) is None
+    assert lanes_for([[[50, 2, 2, 2, 2]]], idle=0) == [1]
+    assert lanes_for([[[50, 40, 30, 2, 2]]], idle=2) == [3]
+    assert lanes_for([[[50, 2, 2, 2, 2]]], idle=1000) is None  # a step is not cheaper with fewer
+    assert lanes_for([[[]]], idle=0) is None
+
+
+def test_lanes_are_about_as_many_as_take_least_time():
+    tries = [[[60, 30, *[4] * 30]], [[20, 15, *[4] * 30]], [[9, 8, *[4] * 30]]]
+    (chosen,) = lanes_for(tries, idle=4)
+
+    def cost(lanes):
+        return sum(length(timetable(crews[0], lanes)) for crews in tries) * (4 + lanes)
+
+    assert cost(chosen) <= 1.1 * min(map(cost, range(1, 33)))
+    assert cost(chosen) < 0.8 * cost(32)
 
 
 def world(algorithm, seed=0, **settings) -> fl.Trainer:

@@ -41,7 +41,7 @@ from undrift.engines.graphs import (
     spread_into,
 )
 from undrift.engines.group import Group, Servers, client_structure, split
-from undrift.engines.lanes import IDLE, Lanes, lanes_for, typical
+from undrift.engines.lanes import IDLE, Lanes, cohorts, lanes_for
 from undrift.engines.loading import Loading
 from undrift.engines.looks import Looks
 from undrift.engines.plain import is_plain, is_sequence
@@ -103,9 +103,10 @@ class DeviceRound:
         if not self.shape.room.epochs:
             return None  # how far clients go is not known beforehand
         steps = [self.plan.most_steps(e.federation.sizes).tolist() for e in engines]
+        drawn = [cohorts(own, self.shape.clients) for own in steps]
         some = [
-            [k for i in crew.members for k in typical(steps[i], self.shape.clients)]
-            for crew in self.crews
+            [[k for i in crew.members for k in rounds[i]] for crew in self.crews]
+            for rounds in zip(*drawn, strict=True)
         ]
         each = self.task.size * self.shape.room.batch
         widths = lanes_for(some, IDLE[self.device.type] / each)
@@ -223,11 +224,12 @@ class DeviceRound:
             seeds, counts = buffers["numbers"][part, 0], buffers["numbers"][part, 1]
             server, state, size = self._seen_servers(g), buffers[f"state {g}"], counts.to(every)
             broadcast, clients = group.open(server, info, state, every[part], size, seeds)
-            if g in self.looks.lanes:
-                # looks are recorded apart, and before this is: they need a place that stays
+            if self.looks.lanes:
+                # looks are recorded before this is, and would write over what is only held
                 broadcast = buffers.put(f"written {g}", broadcast)
                 rest = buffers.put(f"personal {g}", clients._replace(state=EMPTY))
                 clients = rest._replace(state=state)
+            if g in self.looks.lanes:
                 self.looks.lanes[g].look_up(info, part)
             buffers.hold(f"opened {g}", (broadcast, clients))
 

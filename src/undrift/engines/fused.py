@@ -19,6 +19,8 @@ from undrift.core.tree import Tree, leaves, rebuild, structure
 
 log = logging.getLogger("undrift")
 
+MOST_LAYERS = 16  # whose gradients are read where they are
+
 
 class Fused:
     """Calls `function(*trees)`; all tensors it reads must be leaves of its arguments.
@@ -66,7 +68,7 @@ class Fused:
                 traced.recompile()
             else:
                 made = torch.compile(traced, fullgraph=True, dynamic=False)
-                with warnings.catch_warnings(), _settings():
+                with warnings.catch_warnings(), _settings(traced):
                     warnings.simplefilter("ignore")  # the compiler's own remarks
                     made(*copies)
         except Exception as error:  # any of the tracer's or the compiler's
@@ -76,12 +78,14 @@ class Fused:
         self._made = made
 
 
-def _settings() -> Any:
+def _settings(traced: torch.fx.GraphModule) -> Any:
     """Compile in this process: for a handful of kernels a pool of others takes longer to start.
 
-    A gradient is put together from those of the layers; up to as many as this the move reads them
-    where they are, instead of a copy.
+    A gradient is put together from those of the layers.  Of a few, the move reads them where they
+    are; of many, it would look through all of them for every number.
     """
     from torch._inductor import config
 
-    return config.patch(compile_threads=1, max_pointwise_cat_inputs=16)
+    put_together = [n for n in traced.graph.nodes if n.target is torch.ops.aten.cat.default]
+    few = all(len(node.args[0]) <= MOST_LAYERS for node in put_together)
+    return config.patch(compile_threads=1, force_pointwise_cat=few)

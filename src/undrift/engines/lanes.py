@@ -14,6 +14,7 @@ Letters: M lanes, C clients of a cohort, T steps of the whole round.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from undrift.core.random import fold, permutation
 from undrift.core.transfer import send
 from undrift.core.tree import leaves, tree_map
 from undrift.engines.examples import Examples
@@ -32,6 +34,8 @@ from undrift.engines.stepping import Seat, Stepping
 # (A CNN of 800,000 weights on one H200: 10 clients of batch 50 take 0.47 ms a step, 100 take 2.2.)
 IDLE = {"cuda": 640e6, "cpu": 0.0}
 WORTH = 0.8  # lanes are taken where they need less than this part of the time
+TRIES = 8  # rounds on which numbers of lanes are tried
+PARTS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)  # of those that would end with the longest client
 NOBODY = 2**31  # a step that nobody takes
 
 
@@ -62,25 +66,37 @@ def length(stays: Sequence[Stay]) -> int:
     return max((stay.start + stay.steps for stay in stays), default=0)
 
 
-def typical(steps: Sequence[int], count: int) -> list[int]:
-    """Draw a cohort that stands for all: evenly from short to long, the longest included."""
-    order = sorted(steps)
-    return [order[-1 - (i * len(order)) // count] for i in range(count)]
+def cohorts(steps: Sequence[int], count: int) -> list[list[int]]:
+    """Draw some cohorts that stand for all."""
+    keys = fold(0, "lanes", torch.arange(TRIES))
+    drawn = permutation(keys, torch.full((TRIES,), len(steps)), len(steps))[:, :count]
+    return [[steps[i] for i in who] for who in drawn.tolist()]
 
 
-def lanes_for(crews: Sequence[Sequence[int]], idle: float) -> list[int] | None:
+def lanes_for(tries: Sequence[Sequence[Sequence[int]]], idle: float) -> list[int] | None:
     """Choose how many lanes each crew of clients gets; None where padding is as good.
 
-    `idle` is what a step costs by itself, in clients.
+    `tries` are rounds, each the steps of its clients crew by crew; `idle` is what a step costs by
+    itself, in clients.
     """
-    everybody = sum(len(steps) for steps in crews)
-    longest = max((max(steps, default=0) for steps in crews), default=0)
+    longest = max((k for crews in tries for steps in crews for k in steps), default=0)
     if not longest:
         return None
-    wanted = [max(1, -(-sum(steps) // longest)) for steps in crews]
-    taken = max(length(timetable(steps, lanes)) for steps, lanes in zip(crews, wanted, strict=True))
-    padded = longest * (idle + everybody)
-    return wanted if taken * (idle + sum(wanted)) < WORTH * padded else None
+    everybody = sum(len(steps) for steps in tries[0])
+    padded = sum(max(map(max, crews)) for crews in tries) * (idle + everybody)
+
+    def cost(widths: list[int]) -> float:
+        taken = (max(map(_taken, crews, widths)) for crews in tries)
+        return sum(taken) * (idle + sum(widths))
+
+    usual = [sum(map(sum, by_try)) / len(tries) / longest for by_try in zip(*tries, strict=True)]
+    choices = [[max(1, math.ceil(part * mean)) for mean in usual] for part in PARTS]
+    best = min(choices, key=cost)
+    return best if cost(best) < WORTH * padded else None
+
+
+def _taken(steps: Sequence[int], lanes: int) -> int:
+    return length(timetable(steps, lanes))
 
 
 class Lanes:

@@ -26,7 +26,7 @@ from undrift.engines.engine import PIECE, Engine
 from undrift.engines.examples import Examples
 from undrift.engines.graphs import Buffers
 from undrift.engines.group import Group
-from undrift.engines.lanes import IDLE, NOBODY, lanes_for, length, timetable, typical
+from undrift.engines.lanes import IDLE, NOBODY, cohorts, lanes_for, length, timetable
 
 HOOKS = ("probe", "review")
 
@@ -44,9 +44,10 @@ class Looks:
         if not (self.most and any(group.uses(hook) for hook in HOOKS)):
             return
         pieces = [np.asarray(-(-e.federation.sizes // self.width)) for e in engines]
-        some = [k for own in pieces for k in typical(own.tolist(), clients)]
+        drawn = [cohorts(own.tolist(), clients) for own in pieces]
+        some = [[[k for own in rounds for k in own]] for rounds in zip(*drawn, strict=True)]
         device = engines[0].device
-        found = lanes_for([some], IDLE[device.type] / (self.task.size * self.width))
+        found = lanes_for(some, IDLE[device.type] / (self.task.size * self.width))
         if found is not None:
             self.lanes[g] = OnLanes(self, g, group, found[0], pieces)
 

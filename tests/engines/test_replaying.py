@@ -1,0 +1,79 @@
+"""Whole rounds, recorded and replayed the way a device does it: the numbers of the reference."""
+
+import pytest
+import torch
+from replaying import Replayed
+from test_device_round import BUILDS, SPECIAL, agree
+from test_device_round import world as small
+from test_lanes import BUILDS as UNEQUAL
+from test_lanes import world as unequal
+from test_looks import BUILDS as LOOKING
+from test_looks import agree as same
+from test_looks import world as skewed
+
+import undrift as fl
+from undrift.engines import device_round
+from undrift.rules.named import catalogue
+
+NAMES = [
+    "fedavg",
+    "scaffold",
+    "mime",
+    "feddyn",
+    "adabest",
+    "fedvra_u",
+    "moon",
+    "rfedavg",
+    "qfedavg",
+]
+
+
+@pytest.fixture(autouse=True)
+def recorded(monkeypatch):
+    monkeypatch.setattr(Replayed, "recorded", [], raising=False)
+    monkeypatch.setattr(device_round, "Piece", Replayed)
+    return Replayed.recorded
+
+
+def test_what_an_earlier_recording_may_write_over_is_destroyed(recorded):
+    """The stand-in itself: a held result does not survive a graph that was recorded before it."""
+    held = {}
+    first = Replayed(lambda: held.update(a=torch.zeros(2) + 1), None)
+    second = Replayed(lambda: held.update(b=torch.ones(2) * 3), None)
+    for piece in (first, first, second, second):
+        piece()
+    first()
+    assert recorded == [first, second] and held["a"].tolist() == [1, 1]
+    assert held["b"].isnan().all()
+    second()
+    assert held["b"].tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_replayed_rounds_are_those_of_the_reference(name, recorded):
+    build = BUILDS.get(name, lambda: catalogue()[name].build(lr=0.05))
+    special = SPECIAL.get(name, {})
+    agree(small(build(), engine="reference", **special), small(build(), graph=True, **special), 4)
+    assert len(recorded) >= 3
+
+
+@pytest.mark.parametrize(
+    ("world", "builds"),
+    [
+        (skewed, LOOKING[:1]),
+        (skewed, LOOKING[3:4]),
+        (skewed, LOOKING),
+        (unequal, UNEQUAL[:1]),
+        (unequal, UNEQUAL[-1:]),
+        (unequal, UNEQUAL),
+    ],
+)
+def test_replayed_lanes_are_those_of_the_reference(world, builds, recorded):
+    """Of passes over own data, and of steps."""
+    fleet = fl.Fleet([world(build(), seed) for seed, build in enumerate(builds)])
+    fleet.run(3)
+    assert len(recorded) >= 3
+    for seed, (trainer, build) in enumerate(zip(fleet.trainers, builds, strict=True)):
+        alone = world(build(), seed, engine="reference")
+        alone.run(3)
+        same(alone, trainer)

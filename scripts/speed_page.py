@@ -213,7 +213,8 @@ def peers_gpu() -> str:
     head = ["simulator", "what", "versions", "ms a round", "rounds", "against pfl"]
     return f"""## Other simulators on a GPU
 
-    python benchmarks/peers/cifar.py --json peers_gpu.json      # {found["machine"]["device"]}, torch {found["machine"]["torch"]}
+    # {found["machine"]["device"]}, torch {found["machine"]["torch"]}
+    {found["command"]}
 
 {table(head, rows)}
 pfl-research's own CIFAR-10 benchmark: 1000 users of 50 images, 50 a round, 5 local steps of batch 10;

@@ -236,7 +236,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     asked = parse()
     rounds = {"pfl": 300, "fedlab": 60, "hand": 60, "undrift": 1500}
-    rounds |= {"undrift_bf16": 1500, "undrift_scaffold": 500}
+    rounds |= {"undrift_bf16": 1500, "undrift_scaffold": 1500}
     rounds.update({name: int(n) for name, n in (one.split("=") for one in asked.rounds)})
     work = TINY if asked.tiny else Work()
     if asked.tiny:
@@ -258,7 +258,9 @@ def main() -> None:
 
 
 def write(path: Path, work: Work, device: torch.device, peers: list[Peer]) -> None:
-    found = {"work": {**work._asdict(), "evaluation_every": EVERY}, "machine": machine(device)}
+    asked = " ".join(["python benchmarks/peers/cifar.py", *sys.argv[1:]])
+    found: dict[str, Any] = {"command": asked.replace(str(path), path.name)}
+    found |= {"work": {**work._asdict(), "evaluation_every": EVERY}, "machine": machine(device)}
     found["peers"] = {peer.name: peer.report() for peer in peers}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1) + "\n")

@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -181,7 +182,8 @@ def versions(packages: list[str]) -> dict[str, str]:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "not installed"
+            module = sys.modules.get(package)  # a checkout on the path has no metadata
+            found[package] = getattr(module, "__version__", "not installed")
     return found
 
 

@@ -45,6 +45,10 @@ def test_a_folder_that_cannot_be_written_is_no_trouble(tmp_path, monkeypatch):
     assert memory.recall("a") == {"BM": 64}  # this process knows it all the same
 
 
+class Nothing:
+    candidates = ()
+
+
 def test_a_configuration_is_tried_once(folder, monkeypatch):
     class Problem:
         operations = 1e12
@@ -65,11 +69,11 @@ def test_a_configuration_is_tried_once(folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     for _ in range(2):
         tuner.chosen.clear()  # as in another process
-        args = ("a kernel", Problem(), torch.device("cuda"), candidates, lambda: None)
+        args = ("a kernel", Problem(), torch.device("cuda"), candidates, Nothing)
         assert tuner.configuration(*args) == {"BM": 128}
     assert len(tried) == 1
     tuner.chosen.clear()
-    tuner.configuration("a kernel", Problem(), torch.device("cuda"), [{"BM": 16}], lambda: None)
+    tuner.configuration("a kernel", Problem(), torch.device("cuda"), [{"BM": 16}], Nothing)
     assert len(tried) == 2  # what was found is no candidate any more
 
 
@@ -107,3 +111,31 @@ def test_what_runs_seldom_takes_what_a_similar_problem_has(monkeypatch):
         assert found == {"BM": 128}
     assert tried == [{"BM": 128}]
     assert tuner._hurried_choice("linear: 64x64 9->5 bf16, a card", lambda: trial) == {"BM": 64}
+
+
+@pytest.mark.parametrize(
+    ("key", "found"),
+    [
+        ("linear: 37x32 9->4 bf16, a card", {"BM": 64}),
+        ("linear: 37x32 9->4 fp16, a card", {"BM": 64}),  # two bytes as well
+        ("linear: 37x32 9->4 tf32, a card", None),
+        ("linear: 37x32 9->4 bf16, another card", None),
+        ("linear: 37x32 9->5 bf16, a card", None),
+        ("linear: 80x32 9->4 bf16, a card", None),  # twice as many clients
+        ("linear: 30x50 9->4 bf16, a card", {"BM": 32}),  # the nearest
+        ("linear backward: 37x32 9->4 bf16, a card", None),
+    ],
+)
+def test_what_serves_a_problem_of_nearly_the_same_size_is_taken(folder, monkeypatch, key, found):
+    right = lambda trial, c, timed: tuner.Timing(0.0 if c in trial.right else float("inf"), 0, c)  # noqa: E731
+    monkeypatch.setattr(tuner, "_try", right)
+    monkeypatch.setattr(tuner, "chosen", {"linear: 32x48 9->4 bf16, a card": {"BM": 32}})
+    memory.remember("linear: 36x32 9->4 bf16, a card", {"BM": 64})
+
+    class Trial:
+        candidates = ({"BM": 32}, {"BM": 64})
+        right = candidates
+
+    assert tuner._neighbours(key, Trial) == found
+    Trial.right = ()
+    assert tuner._neighbours(key, Trial) is None  # wrong here

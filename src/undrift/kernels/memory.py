@@ -25,6 +25,12 @@ def recall(key: str) -> dict[str, Any] | None:
     return dict(found) if isinstance(found, dict) else None
 
 
+def everything() -> dict[str, Any]:
+    """Give all that is known, by kernel, problem and device."""
+    own = _file()
+    return {**_read(SHIPPED / own.name), **_read(own)}
+
+
 def remember(key: str, configuration: dict[str, Any]) -> None:
     """Write one more; what another process wrote meanwhile is kept."""
     path = _file()

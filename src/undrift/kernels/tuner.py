@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from undrift.kernels import interpreted
-from undrift.kernels.memory import recall, remember
+from undrift.kernels.memory import everything, recall, remember
 
 log = logging.getLogger("undrift")
 
@@ -31,6 +32,7 @@ _hurried: list[bool] = []
 SMALL = 3e8  # operations that are over before a launch is: not worth a choice
 TOLERANCE = {"float32": 1e-5, "tf32": 2e-3, "fp16": 2e-3, "bf16": 1e-2}
 REPEATS = 7
+NEAR = 1.5  # times larger or smaller, where what is best for one problem is for the other
 
 
 class Timing(NamedTuple):
@@ -93,10 +95,44 @@ def configuration(
         return found
     if _hurried:
         return _hurried_choice(full, trial)
-    found = _found(full, trial(), problem.operations < SMALL)
-    remember(full, found)
+    made = trial()
+    found = _neighbours(full, made)
+    if found is None:
+        found = _found(full, made, problem.operations < SMALL)
+        remember(full, found)
     chosen[full] = found
     return found
+
+
+def _neighbours(key: str, trial: Trial) -> Configuration | None:
+    """Take what is best for a problem of nearly this size, if it is right here too.
+
+    A trial takes seconds, and cohorts have many sizes.
+    """
+    known = {**everything(), **chosen}
+    near = [(apart, other) for other in known if (apart := _apart(key, other)) <= NEAR]
+    for _, other in sorted(near)[:3]:
+        alike = known[other]
+        if alike in trial.candidates and _try(trial, alike, timed=False).milliseconds < float(
+            "inf"
+        ):
+            log.debug("%s: as for %s", key, other)
+            return dict(alike)
+    return None
+
+
+def _apart(one: str, other: str) -> float:
+    """Tell how many times larger one of two problems is, in clients or rows; else infinitely."""
+    if _kind(one) != _kind(other):
+        return float("inf")
+    pairs = zip(_sizes(one), _sizes(other), strict=True)
+    return max(max(a, b) / min(a, b) for a, b in pairs)
+
+
+def _sizes(key: str) -> list[int]:
+    """Read clients and rows from a key like "linear: 64x50 9->4 bf16, a card"."""
+    found = re.match(r".*?: (\d+)x(\d+) ", key)
+    return [int(n) for n in found.groups()] if found else [1, 1]
 
 
 def _found(key: str, trial: Trial, small: bool) -> Configuration:
@@ -128,8 +164,9 @@ def _hurried_choice(key: str, trial: Callable[[], Trial]) -> Configuration:
 
 
 def _kind(key: str) -> tuple[str, str]:
+    """Leave out clients and rows; numbers of two bytes are all the same to a kernel."""
     name, _, rest = key.partition(": ")
-    return name, rest.partition(" ")[2]
+    return name, rest.partition(" ")[2].replace("fp16", "bf16")
 
 
 def first_right(key: str, trial: Trial) -> Configuration:

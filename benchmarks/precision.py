@@ -1,12 +1,10 @@
 """What each precision does to the result of a real run: CIFAR-10, 200 rounds, 3 seeds.
 
-    python benchmarks/precision.py --data FOLDER --json precision.json       on a CUDA device
-    python benchmarks/precision.py --tiny                                    random images, anywhere
+    python benchmarks/precision.py --json precision.json       on a CUDA device
+    python benchmarks/precision.py --tiny                      random images, anywhere
 
-FOLDER, or folders within it, have train_x*.npy and test_x*.npy (uint8, [n, 3, 32, 32], read in the
-order of their names), train_y.npy and test_y.npy.  feddyn_cnn, FedAvg, 100 clients of
-Dirichlet(0.3), 10 a round, 2 epochs of batch 50, lr 0.1; the seeds of one precision train as one
-batch.
+feddyn_cnn, FedAvg, 100 clients of Dirichlet(0.3), 10 a round, 2 epochs of batch 50, lr 0.1; the
+seeds of one precision train as one batch.  `undrift data get cifar10` brings the images.
 """
 
 from __future__ import annotations
@@ -18,34 +16,24 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 import undrift as fl
-from undrift import models
+from undrift import models, sources
 from undrift.data.partitions import DirichletClient
 
 SEEDS = (0, 1, 2)
 
 
-def images(folder: Path | None, tiny: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if folder is None:
-        maker, count = torch.Generator().manual_seed(0), 300 if tiny else 50_000
-        x = torch.randn(count + 100, 3, 32, 32, generator=maker)
-        y = torch.randint(0, 10, (count + 100,), generator=maker)
-        return x[:count], y[:count], x[count:], y[count:]
-    train, test = (
-        np.concatenate([np.load(p) for p in sorted(folder.rglob(f"{name}_x*.npy"))])
-        for name in ("train", "test")
-    )
-    x, test = (torch.from_numpy(v).float() / 255 for v in (train, test))
-    mean, spread = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True)
-    y, labels = (
-        torch.from_numpy(np.load(next(folder.rglob(f"{n}_y.npy")))).long()
-        for n in ("train", "test")
-    )
-    return (x - mean) / spread, y.flatten(), (test - mean) / spread, labels.flatten()
+def images(tiny: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if tiny:
+        maker = torch.Generator().manual_seed(0)
+        x = torch.randn(400, 3, 32, 32, generator=maker)
+        y = torch.randint(0, 10, (400,), generator=maker)
+        return x[:300], y[:300], x[300:], y[300:]
+    found = sources.load("cifar10")
+    return found.train_x, found.train_y, found.test_x, found.test_y
 
 
 def measure(precision: str, data: Any, args: Any) -> dict[str, Any]:
@@ -77,7 +65,6 @@ def measure(precision: str, data: Any, args: Any) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
     parser.add_argument("--precisions", default="float32,tf32,bf16,fp16")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=200)
@@ -85,7 +72,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     args.rounds = 1 if args.tiny else args.rounds
-    data, results = images(args.data, args.tiny), []
+    data, results = images(args.tiny), []
     for precision in args.precisions.split(","):
         results.append(measure(precision, data, args))
         print(json.dumps(results[-1]), flush=True)

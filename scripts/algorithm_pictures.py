@@ -22,7 +22,7 @@ FAMILIES = {
     "averaging": ["fedprox", "fednova", "qfedavg"],
     "control variates": ["scaffold", "scaffold_m", "mime", "mimelite"],
     "duals and drift": ["feddyn", "feddc", "fedadmm", "adabest", "fedvra"],
-    "adaptive servers": ["fedadam", "fedadagrad", "fedyogi", "fedamsgrad"],
+    "adaptive servers": ["fedadam", "fedadagrad", "fedyogi", "fedamsgrad", "fedrl"],
     "momentum": ["fedavgm", "slowmo", "fedadc"],
     "features": ["rfedavg", "rfedavg_plus", "moon"],
 }

@@ -40,7 +40,6 @@ CLOSING = """
 - I-28: FedDC weighs its variates by r_i = n_i / mean(n), SCAFFOLD does not; so its second half
   needs equal sizes.
 - I-31: what is left is sqrt(1 - beta2) D |D| / tau. It falls with the square of the update.
-- I-34 is about FedRL, which undrift does not have yet.
 - I-35: an average (1 - beta) g + beta m is g for beta = 0; Adam's moments are not, for they divide.
 - I-40: a single client of rFedAvg+ has nobody else to take features from; its own mean stands in.
 - I-43: a round is affine there. Its matrix is read off undrift's own rounds and applied 4000 times;

@@ -251,7 +251,7 @@ def precisions() -> str:
     ]
     return f"""## Precision
 
-    python benchmarks/precision.py --data FOLDER --json precision.json      # {found["device"]}, torch {found["torch"]}
+    python benchmarks/precision.py --json precision.json      # {found["device"]}, torch {found["torch"]}
 
 {table(["operands", "accuracy %", "sd", "seconds"], rows)}
 CIFAR-10, feddyn_cnn, FedAvg, 100 clients of Dirichlet(0.3), 10 a round, 2 epochs of batch 50,

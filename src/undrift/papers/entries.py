@@ -44,12 +44,15 @@ class About:
         make_directory(self.path.parent)
         write_atomically(self.path, [(json.dumps(values, indent=1) + "\n").encode()])
 
-    def note_start(self, info: Info) -> None:
-        """Write down which data and which commit are used from now on."""
+    def note_start(self, info: Info, verified: bool) -> None:
+        """Write down which data and which commit are used from now on.
+
+        Files that were not verified may be anything: they do not count as the real ones.
+        """
         data = {
             "name": info.source,
-            "form": info.form,
-            "real": info.form not in (FORM, "generated"),
+            "form": info.form if verified else f"{info.form}, not verified",
+            "real": verified and info.form not in (FORM, "generated"),
         }
         self._write({**self.read(), "data": data, "commit": commit()})
 

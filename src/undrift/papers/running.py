@@ -70,9 +70,11 @@ def _run_group(
     abouts = [About(_place(tasks)) for tasks in group.tasks.values()]
     if not left:
         return
-    info = load_data(left[0].experiment.data).info
+    data = left[0].experiment.data
+    verified = isinstance(data, str) or data.table().get("verify", True)
+    info = load_data(data).info
     for about in abouts:
-        about.note_start(info)
+        about.note_start(info, verified)
     before = {task.folder: len(history_of(task)) for task in left}
     start = time.monotonic()
     try:

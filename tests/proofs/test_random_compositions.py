@@ -77,7 +77,9 @@ def check_trains(made: Composition, plain: fl.Trainer) -> None:
     assert not where, f"{made}: {where}\n{made!r}"
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize(
+    "chunk", [pytest.param(c, marks=pytest.mark.slow if c % 2 else ()) for c in range(CHUNKS)]
+)
 def test_a_sentence_trains_alike_in_both_engines_or_is_refused(chunk, caplog):
     caplog.set_level(logging.ERROR, logger="undrift")
     for number in range(chunk * EACH, (chunk + 1) * EACH):

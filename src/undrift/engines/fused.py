@@ -88,4 +88,5 @@ def _settings(traced: torch.fx.GraphModule) -> Any:
 
     put_together = [n for n in traced.graph.nodes if n.target is torch.ops.aten.cat.default]
     few = all(len(node.args[0]) <= MOST_LAYERS for node in put_together)
-    return config.patch(compile_threads=1, force_pointwise_cat=few)
+    wanted = {"compile_threads": 1, "force_pointwise_cat": few}
+    return config.patch({name: value for name, value in wanted.items() if hasattr(config, name)})

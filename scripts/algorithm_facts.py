@@ -22,6 +22,7 @@ from undrift.core.local import Schedule
 from undrift.core.rule import Rule
 from undrift.experiment.names import parameters
 from undrift.rules.named import Named, catalogue, comfed
+from undrift.rules.policy import Policy
 
 ROOT = Path(__file__).parent.parent
 FACTS = ROOT / "docs/algorithms/facts"
@@ -163,6 +164,8 @@ def shown(value: Any) -> str:
     """Write a value as one types it."""
     if isinstance(value, str):
         return f'"{value}"'
+    if isinstance(value, Policy):
+        return f'Policy("{value.source}")'  # its digest changes with every training
     return phrase(value) if hasattr(value, "__dataclass_fields__") else repr(value)
 
 

@@ -2,11 +2,14 @@
 
 UndriftError
 ├── ConfigError           a value, a name or a combination that cannot work
+│   └── PolicyError           a policy file that is damaged, or for something else
 ├── DataError             examples, clients or shapes that do not fit
 ├── TaskError             a module that cannot be trained as asked
 ├── ClientError           one client failed: which one, in which stage, rule and step
 ├── ServerError           the server half of a rule failed
 ├── EmptyRoundError       no client of the cohort could take part
+├── FederationError       machines that work together cannot start or go on
+│   └── ReportRefused         what one client sent was not taken: which client, and why
 ├── CheckpointError       a checkpoint could not be written or read
 │   ├── CorruptCheckpoint     its bytes are not the ones that were written
 │   └── ChangedExperiment     it belongs to another experiment; the message shows the difference
@@ -28,7 +31,9 @@ __all__ = [
     "CorruptCheckpoint",
     "DataError",
     "EmptyRoundError",
+    "FederationError",
     "MissingExtra",
+    "PolicyError",
     "ServerError",
     "TaskError",
     "UndriftError",
@@ -45,6 +50,10 @@ class UndriftError(Exception):
 
 class ConfigError(UndriftError, ValueError):
     """A value, a name or a combination that cannot work."""
+
+
+class PolicyError(ConfigError):
+    """A policy file is damaged, or was trained for something else."""
 
 
 class DataError(UndriftError, ValueError):
@@ -74,6 +83,19 @@ class ServerError(UndriftError, RuntimeError):
 
 class EmptyRoundError(UndriftError, RuntimeError):
     """No client of the cohort could take part."""
+
+
+class FederationError(UndriftError, RuntimeError):
+    """Machines that work together cannot start or go on."""
+
+
+class ReportRefused(FederationError):
+    """What one client sent was not taken; the round goes on without it."""
+
+    def __init__(self, client: int | None, round: int, phase: str, cause: str) -> None:
+        self.client, self.round, self.phase, self.cause = client, round, phase, cause
+        who = "a node that is no client" if client is None else f"client {client}"
+        super().__init__(f"{who}, round {round}, {phase}: refused, {cause}")
 
 
 class CheckpointError(UndriftError, OSError):

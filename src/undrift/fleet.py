@@ -19,6 +19,7 @@ from undrift.data.checks import check_whole
 from undrift.describe import describe, digest
 from undrift.engines.capacity import free_bytes, has_convolution
 from undrift.engines.device_round import DeviceRound
+from undrift.engines.sharded import Sharded
 from undrift.engines.turns import Shape
 from undrift.engines.vectorised import Vectorised
 from undrift.errors import ConfigError, UndriftError
@@ -149,7 +150,8 @@ def _engine(trainer: Trainer) -> Vectorised:
 def hindrance(trainer: Trainer) -> str | None:
     """Tell why a trainer cannot be one of several in a batch; None if it can."""
     if not isinstance(trainer.engine, Vectorised):
-        return "the reference engine trains one client at a time"
+        own = isinstance(trainer.engine, Sharded)
+        return "actors train one run" if own else "the reference engine trains one client at a time"
     if not trainer.engine.is_resident:
         return "examples are read from disk"
     return None

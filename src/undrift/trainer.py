@@ -39,7 +39,7 @@ from undrift.rounds import Advance, Judged, JudgedClients, Opened, Reading, Roun
 from undrift.rules.observe import LastModel
 from undrift.state.checkpoint import CheckpointFolder
 from undrift.state.keeper import Keeper, part_of
-from undrift.state.store import ClientStateStore, Place, Visible
+from undrift.state.store import Place, Visible
 from undrift.version import __version__
 
 
@@ -98,7 +98,7 @@ class Trainer:
         self.sizes = Sizes(federation.num_clients, federation.max_size, features)
         w, buffers = self.task.initial()
         template = init_client(algorithm, w, self.sizes)
-        self.store = ClientStateStore(
+        self.store = ENGINES[engine].make_store(
             template, dtype=task.dtype, device=device, place=state, path=state_path
         )
         self.keeper = Keeper(self.store)
@@ -124,6 +124,16 @@ class Trainer:
     def rounds_done(self) -> int:
         """Rounds completed."""
         return self._present.rounds
+
+    def put(self, server: Server) -> None:
+        """Go on with another server of the same structure, between two rounds."""
+        self._present = self._present._replace(server=server)
+
+    def restart(self, server: Server, seeds: Seeds) -> None:
+        """Begin again at this server, with other cohorts and batches; nobody has a state yet."""
+        self.seeds = self.roster.seeds = seeds
+        self._present = Present(server, 0, {})
+        self.settle()
 
     # -- training ----------------------------------------------------------------------------
     def round(self) -> RoundResult:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import damage, data, folders, own_code, papers, settings
+from . import agents, damage, data, deployed, folders, own_code, papers, settings
 from .case import Case
 
 CASES: list[Case] = [
@@ -10,6 +10,8 @@ CASES: list[Case] = [
     *data.CASES,
     *folders.CASES,
     *papers.CASES,
+    *agents.CASES,
+    *deployed.CASES,
     *damage.CASES,
     *own_code.CASES,
 ]

@@ -261,6 +261,12 @@ FIT_CASES = [
     ),
     setting(
         FIT,
+        "actors without Ray",
+        "engine.actors=2",
+        r"engine\.actors belongs to engine\.use = 'ray'",
+    ),
+    setting(
+        FIT,
         "data without owners and no partition",
         "data=digits",
         r"'digits' do not say who owns an example: add a \[partition\]",

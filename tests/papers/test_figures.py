@@ -26,7 +26,8 @@ from .test_scores import history
 
 __all__ = ["small"]
 ROOT = Path(__file__).parent.parent.parent
-FIGURES = [name for name in paper_files() if is_figure(name)]
+FAMILIES = [name for name in paper_files() if is_figure(name)]
+FIGURES = [name for name in FAMILIES if not name.startswith("ours-")]
 ASKED = {
     "comfed": {2},
     "rfedavg": set(range(1, 13)),
@@ -57,6 +58,16 @@ def test_what_the_papers_do_not_print_is_said_to_be_ours(family) -> None:
         assert setting.paper["ours"] and setting.paper["table"].startswith("Fig.")
         assert all(isinstance(n, int) or n == "never" for c in setting.cells.values() for n in c)
         assert all(len(c) <= len(setting.paper.get("targets", [])) for c in setting.cells.values())
+
+
+def test_data_that_stand_in_for_a_paper_s_have_no_printed_numbers() -> None:
+    stand_ins = [
+        setting for name in FAMILIES if name not in FIGURES for setting in settings_of(name)
+    ]
+    assert {s.name.split("-")[2] for s in stand_ins} == {"fashion", "shakespeare"}
+    for setting in stand_ins:
+        assert "stands in for" in setting.paper["ours"][0]
+        assert not any(setting.cells.values())
 
 
 def test_a_figure_of_a_table_runs_the_table() -> None:

@@ -102,6 +102,7 @@ DRAWN: dict[str, Callable[[Random, Any], Any]] = {
     "InverseTime.steps": lambda draw, _: 2.0,
     "TwoBlocks.steps": lambda draw, _: draw.choice([1, 2]),
     "patience": lambda draw, _: draw.choice([None, 1, 2]),
+    "PlateauSteps.patience": lambda draw, _: draw.choice([1, 2]),
     "lipschitz": lambda draw, _: some(draw, 5, 50),
     "QFair.lipschitz": lambda draw, _: maybe(draw, 5, 50),
     "stored": lambda draw, _: draw.choice([1, 2]),
@@ -112,6 +113,7 @@ DRAWN: dict[str, Callable[[Random, Any], Any]] = {
     "FeatureNoise.clip": lambda draw, _: some(draw, 0.2, 2),
     "FeatureNoise.batch": lambda draw, _: some(draw, 2, 32),
     "noise": lambda draw, _: draw.choice([None, drawn(rules.FeatureNoise, draw)]),
+    "Private.noise": lambda draw, _: 0.0,  # nobody draws the same noise twice
     "base": lambda draw, _: drawn(draw.choice([rules.Ema, rules.EmaAdam, rules.Trace]), draw),
     "objective": some_objective,
     "FedDynExact.alpha": lambda draw, _: some(draw, 3, 10),  # a network is not convex
@@ -152,7 +154,7 @@ def within(default: float, low: float, high: float, ends: str, draw: Random) -> 
         return draw.choice(closed)
     if math.isfinite(high):
         return round(draw.uniform(low + 1e-3, high - 1e-3), 3)
-    return some(draw, max(default / 10, 1e-4), max(default * 10, 1e-3))
+    return some(draw, max(low, default / 10, 1e-4), max(default * 10, 1e-3))
 
 
 # ---- sentences -----------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ REASONS = {
     "plain steps": "plain Sgd|use Sgd",
     "no local steps of its own": "would be wrong about its local steps",
     "another local optimizer": "must be the algorithm's local optimizer",
+    "what noise cannot hide": "Private (needs clients that|bounds the model's change|cannot)",
     "no feature layer": "names no feature layer",
     "Adagrad has no bias": "Adagrad's v is a sum",
 }

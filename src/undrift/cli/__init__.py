@@ -11,7 +11,17 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 
-from undrift.cli import catalogue, data, experiments, folders, proofs, reproduce, speed
+from undrift.cli import (
+    agents,
+    catalogue,
+    data,
+    deploy,
+    experiments,
+    folders,
+    proofs,
+    reproduce,
+    speed,
+)
 from undrift.cli.common import printable
 from undrift.errors import UndriftError
 from undrift.version import __version__
@@ -37,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--version", action="version", version=f"undrift {__version__}")
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (experiments, folders, reproduce, data, catalogue, proofs, speed):
+    for module in (experiments, folders, reproduce, agents, deploy, data, catalogue, proofs, speed):
         module.add_commands(commands)
     return made
 

@@ -110,6 +110,7 @@ class Rule:
     shares_probe: ClassVar[bool] = False  # reads view.cohort: costs a second exchange
     refresh: ClassVar[str] = "cohort"  # who answers after_round: "cohort", "all", "once" at first
     observes: ClassVar[bool] = False  # measures and changes nothing: what it sends is not counted
+    rows_known: ClassVar[bool] = False  # rows follow from the deltas: they are not counted either
     exact_path: ClassVar[bool] = False  # wants ||a_i||_1 itself: clipping is refused
     in_path: ClassVar[bool] = True  # its direction counts in ||a_i||_1
     reads_everyone: ClassVar[bool] = False  # reads ServerView.everyone

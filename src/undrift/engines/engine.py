@@ -9,6 +9,7 @@ Shapes.  C clients of a cohort (in summing order), K local steps, B batch.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +35,7 @@ from undrift.data.federation import Federation
 from undrift.data.spool import Rows
 from undrift.data.work import LocalWork
 from undrift.engines.sums import OrderedSum
-from undrift.state.store import ClientStateStore
+from undrift.state.store import ClientStateStore, Place
 
 PIECE = 256  # examples of a client that one pass over its own data takes at a time
 
@@ -98,6 +99,19 @@ class Engine:
         self.task, self.federation, self.store = task, federation, store
         self.device = federation.device
 
+    @classmethod
+    def make_store(
+        cls,
+        template: Tree,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        place: Place,
+        path: Path | None,
+    ) -> ClientStateStore:
+        """Make the store of client states that this engine works with."""
+        return ClientStateStore(template, dtype=dtype, device=device, place=place, path=path)
+
     def orders(self, work: LocalWork) -> bool:
         """Whether the order of batches may be left to this engine."""
         return False
@@ -158,14 +172,27 @@ class Engine:
         """Run one round's client half; new client states are staged, not yet visible."""
         self.admit(algo, server, work)
         broadcast, clients = self._probed(algo, server, work)
-        total, rows = OrderedSum(), []
+        total = OrderedSum()
+        rows = self.add_clients(total, algo, broadcast, clients, work)
+        return Outcome(total.result(), rows, broadcast, clients)
+
+    def add_clients(
+        self,
+        total: OrderedSum,
+        algo: Algorithm,
+        broadcast: Broadcast,
+        clients: Client,
+        work: Assignment,
+    ) -> Row:
+        """Train clients, add up their reports and stage their states; gives their rows."""
+        rows = []
         for ids, states, reports, some in self.run_clients(algo, broadcast, clients, work):
             accepted = some.accepted.tolist()  # sync: what a refused client sent is not touched
             self._stage(ids, states, accepted)
             total.add(ids, reports, accepted)
             rows.append(some)
         joined: Row = tree_map(lambda *v: torch.cat(v), *rows)
-        return Outcome(total.result(), joined, broadcast, clients)
+        return joined
 
     def _probed(
         self, algo: Algorithm, server: Server, work: Assignment

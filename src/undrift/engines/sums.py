@@ -71,7 +71,7 @@ class OrderedSum:
         """Give the sum, in float64."""
         self._close()
         self._shard = None
-        return rebuild(structure(self._like), _unpacked(self._closed, leaves(self._like)))
+        return rebuild(structure(self._like), unpacked(self._closed, leaves(self._like)))
 
 
 def _packed(values: list[Tensor]) -> list[Tensor]:
@@ -81,7 +81,7 @@ def _packed(values: list[Tensor]) -> list[Tensor]:
     return [*large, torch.cat(small, 1)] if small else large
 
 
-def _unpacked(sums: list[Tensor], like: list[Tensor]) -> list[Tensor]:
+def unpacked(sums: list[Tensor], like: list[Tensor]) -> list[Tensor]:
     """Undo `_packed` on the sums."""
     sizes = [v.shape[1:].numel() for v in like]
     large = iter(sums)

@@ -29,7 +29,10 @@ from undrift.experiment.tables import Table, differences, parse_table, write_tab
 from undrift.state import disk
 
 _MANY = "... and {} more; if nobody changed it, restore its experiment.toml, which is damaged"
-MAY_CHANGE = ("rounds", "label", "name", "evaluate.target")  # a longer run is the same run
+MAY_CHANGE = (
+    *("rounds", "label", "name", "evaluate.target"),  # a longer run is the same run
+    *("engine.actors", "engine.gpus", "engine.address"),  # and so is one with other owners
+)
 
 
 class RunFolder:

@@ -90,7 +90,7 @@ def _in_this_process(
 ) -> dict[int, History]:
     """Run one by one; on a device as one batch, and one by one if that stops."""
     found: list[History | UndriftError] | None = None
-    if len(left) > 1 and all(_on_device(tasks[i].experiment) for i in left):
+    if len(left) > 1 and all(_as_one(tasks[i].experiment) for i in left):
         try:
             found = run_together([tasks[i] for i in left], listeners=listeners)
         except UndriftError as error:
@@ -102,6 +102,10 @@ def _in_this_process(
         raise _together(failed, len(tasks))
     pairs = zip(left, found, strict=True)
     return {i: history for i, history in pairs if isinstance(history, History)}
+
+
+def _as_one(experiment: Experiment) -> bool:
+    return _on_device(experiment) and experiment.engine.use != "ray"
 
 
 def _on_device(experiment: Experiment) -> bool:
@@ -124,9 +128,9 @@ def _read(task: Task) -> History:
 def _jobs(jobs: int | None, left: Sequence[Experiment]) -> int:
     if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
         raise ConfigError(f"jobs = {jobs!r}: give the number of runs at a time, 1 or more")
-    # a GPU is best used by one run at a time
-    on_gpu = any(_on_device(e) for e in left)
-    wanted = (1 if on_gpu else cores()) if jobs is None else jobs
+    # a GPU, and a cluster, is best used by one run at a time
+    in_turn = any(_on_device(e) or e.engine.use == "ray" for e in left)
+    wanted = (1 if in_turn else cores()) if jobs is None else jobs
     return min(wanted, len(left))
 
 

@@ -145,6 +145,7 @@ class EngineSettings:
     """Where and how it is computed; `device = "auto"` takes a GPU if there is one.
 
     `precision`, on a GPU, is that of the operands: tf32, float32 (strict), bf16 or fp16.
+    `actors`, `gpus` (of each) and `address` (of a cluster that is up) belong to Ray.
     """
 
     use: str = "vectorised"
@@ -153,15 +154,19 @@ class EngineSettings:
     chunk: int | None = None
     workers: int | None = None
     precision: str | None = None
+    actors: int | None = None
+    gpus: float | None = None
+    address: str | None = None
 
     def __post_init__(self) -> None:
-        _one_of("engine.use", self.use, ("vectorised", "reference"))
+        _one_of("engine.use", self.use, ("vectorised", "reference", "ray"))
         _one_of("engine.state", self.state, ("device", "host", "file"))
         if not isinstance(self.device, str):
             raise ConfigError(f"engine.device must be a name such as 'cuda', got {self.device!r}")
-        for name in ("chunk", "workers"):
+        for name in ("chunk", "workers", "actors"):
             if getattr(self, name) is not None:
                 check_whole(f"engine.{name}", getattr(self, name))
+        self._check_ray()
         if self.precision is not None:
             _one_of("engine.precision", self.precision, tuple(PRECISIONS))
         if self.use == "reference" and (self.chunk or self.workers or self.precision):
@@ -169,6 +174,17 @@ class EngineSettings:
                 "engine.chunk, engine.workers and engine.precision belong to "
                 "engine.use = 'vectorised'"
             )
+
+    def _check_ray(self) -> None:
+        given = [n for n in ("actors", "gpus", "address") if getattr(self, n) is not None]
+        if self.use != "ray" and given:
+            raise ConfigError(f"engine.{given[0]} belongs to engine.use = 'ray'")
+        if self.gpus is not None:
+            _number("engine.gpus", self.gpus)
+            if self.gpus < 0:
+                raise ConfigError(f"engine.gpus = {self.gpus!r} must not be below 0")
+        if self.address is not None and not isinstance(self.address, str):
+            raise ConfigError(f"engine.address must be a text, got {self.address!r}")
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from undrift.experiment.names import (
     sections,
     told,
 )
-from undrift.experiment.sections import Choice
+from undrift.experiment.sections import Choice, EngineSettings
 from undrift.experiment.shared import dealt_once, resident
 from undrift.experiment.spec import Experiment
 from undrift.sources import Examples, augment
@@ -76,12 +76,15 @@ def _build(experiment: Experiment, state_path: Path | None) -> World:
     dealt = deal(experiment)
     task = make_task(experiment, dealt.examples)
     engine = experiment.engine
-    examples = resident(dealt.examples, device_named(engine.device), task.dtype)
+    device = "cpu" if engine.use == "ray" else device_named(engine.device)  # actors have the others
+    examples = resident(dealt.examples, device, task.dtype)
     x, y = examples.train_x, _targets(experiment, examples.train_x, True, examples)
     settings: dict[str, Any] = {"chunk": engine.chunk, "workers": engine.workers}
     settings["precision"] = engine.precision
     if engine.use == "reference":
         settings = {}
+    if engine.use == "ray":
+        settings |= {"actors": engine.actors, "gpus": _gpus(engine), "address": engine.address}
     federation = dealt_once(
         "federation", experiment, examples,
         lambda: unchanging(Federation.split(x, y, dealt.parts, arrival=experiment.arrival)),
@@ -95,7 +98,7 @@ def _build(experiment: Experiment, state_path: Path | None) -> World:
             sampler=experiment.sampler,
             seed=experiment.seeds,
             engine=engine.use,
-            device=device_named(engine.device),
+            device=device,
             state=engine.state,  # type: ignore[arg-type]
             state_path=state_path if engine.state == "file" else None,
             **settings,
@@ -104,6 +107,13 @@ def _build(experiment: Experiment, state_path: Path | None) -> World:
         assert isinstance(experiment.model, Choice)
         raise prefixed(error, f"model {experiment.model.use!r}") from error
     return World(experiment, dealt, trainer, _measure(experiment, dealt, examples, trainer))
+
+
+def _gpus(engine: EngineSettings) -> float | None:
+    """Tell how many GPUs an actor gets; None leaves it to what the cluster has."""
+    if engine.gpus is None and engine.device != "auto":
+        return 0 if engine.device == "cpu" else 1
+    return engine.gpus
 
 
 def device_named(name: str) -> str:

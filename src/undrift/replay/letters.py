@@ -40,6 +40,7 @@ from undrift.rules import (
     ScaffoldM,
     ServerMomentum,
     SlowMo,
+    Steered,
     Step,
     TwoBlocks,
     VrlSgd,
@@ -92,7 +93,29 @@ GOING: Sides = (
     {},
 )
 STEERING: Sides = ({"": Letter("m"), "m": Letter("m"), "v": Letter("v")}, {})
+HELM: Sides = (
+    {
+        "m": Letter("m", -1, "m <- alpha1 m + (1 - alpha1) D"),
+        "v": Letter("v"),
+        "knobs": Letter("alpha", 1, "alpha1 and alpha2, or what else the policy turns"),
+        "axis.direction": Letter("PCA_1", 1, "of D * D; zero before it is fitted"),
+        "axis.centre": Letter("mean s", 1, "of what it was fitted on"),
+        "axis.spread": Letter("deviation of s", 1, "of what it was fitted on"),
+        "axis.rows": Letter("D * D", 1, 'of the first ten rounds, with `pca = "rounds"`'),
+        "seen.value": Letter("s", 1, "standardised"),
+        "seen.rounds": Letter("states so far"),
+        "seen.mean": Letter("their mean"),
+        "seen.square": Letter("their squared deviations", 1, "summed"),
+        "action": Letter("u", 1, "in [-1, 1]"),
+        **{f"actor.{i}.0": Letter(f"policy, weight {i}") for i in range(3)},
+        **{f"actor.{i}.1": Letter(f"policy, bias {i}") for i in range(3)},
+        "waiting.0": Letter("D", -1, "that waits for an action from outside"),
+        "waiting.1": Letter("waits", 1, "1 while it does"),
+    },
+    {},
+)
 LETTERS: Mapping[type[Rule], Sides] = {
+    Steered: HELM,
     Scaffold: VARIATES,
     ScaffoldGradient: VARIATES,
     compat.ScaffoldPostStep: VARIATES,

@@ -15,6 +15,7 @@ from undrift.core.local import (
 )
 from undrift.rules.adabest import AdaBest
 from undrift.rules.aggregate import Mean, Nova
+from undrift.rules.bounded import Clipped, Private, spent_on_updates
 from undrift.rules.client import (
     Prox,
     Scaffold,
@@ -43,6 +44,8 @@ from undrift.rules.named import (
     scaffold,
     scaffold_m,
 )
+from undrift.rules.plateau import PlateauSteps
+from undrift.rules.policy import Policy, Steering
 from undrift.rules.private import FeatureNoise, Spent, spent_on_features
 from undrift.rules.recipes import (
     adabest,
@@ -52,6 +55,7 @@ from undrift.rules.recipes import (
     feddc,
     feddyn,
     fedpd,
+    fedrl,
     fedvra,
     fedvra_u,
     mime,
@@ -65,6 +69,7 @@ from undrift.rules.recipes import (
     vrlsgd,
 )
 from undrift.rules.server import Adaptive, ServerMomentum, Step
+from undrift.rules.steered import Steered
 from undrift.rules.two_blocks import Ball, Clusters, PseudoLabels, TwoBlocks, two_blocks
 from undrift.rules.vra import FedVra, FedVraEach, PerClient, PerRound, ShareSum
 
@@ -74,6 +79,7 @@ __all__ = [
     "AdamW",
     "Adaptive",
     "Ball",
+    "Clipped",
     "Clusters",
     "Ema",
     "EmaAdam",
@@ -102,6 +108,9 @@ __all__ = [
     "Nova",
     "PerClient",
     "PerRound",
+    "PlateauSteps",
+    "Policy",
+    "Private",
     "Prox",
     "PseudoLabels",
     "QFair",
@@ -120,6 +129,8 @@ __all__ = [
     "ShareSum",
     "SlowMo",
     "Spent",
+    "Steered",
+    "Steering",
     "Step",
     "Trace",
     "TwoBlocks",
@@ -139,6 +150,7 @@ __all__ = [
     "fednova",
     "fedpd",
     "fedprox",
+    "fedrl",
     "fedvra",
     "fedvra_u",
     "fedyogi",
@@ -154,6 +166,7 @@ __all__ = [
     "sgd",
     "slowmo",
     "spent_on_features",
+    "spent_on_updates",
     "two_blocks",
     "vrlsgd",
 ]

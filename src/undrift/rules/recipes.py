@@ -11,6 +11,7 @@ from undrift.core.rule import Mean, Rule
 from undrift.core.tree import replace
 from undrift.errors import ConfigError, unknown_name
 from undrift.rules.adabest import AdaBest
+from undrift.rules.client import Prox, Scaffold
 from undrift.rules.compat import AverageOptimizer, KeepOptimizer, MoonRounds
 from undrift.rules.contrast import Moon
 from undrift.rules.dual_recipes import UNIFORM, fedadmm, feddc, feddyn, fedpd, vrlsgd
@@ -19,8 +20,10 @@ from undrift.rules.features import RFedAvg, RFedAvgPlus, RFedAvgPlusAll
 from undrift.rules.local import local_of
 from undrift.rules.mime import Ema, EmaAdam, Mime, MimeLite, Trace
 from undrift.rules.momentum import FedAdc, SlowMo
+from undrift.rules.policy import Policy, policy_named
 from undrift.rules.private import FeatureNoise
 from undrift.rules.server import Adaptive, Step
+from undrift.rules.steered import Steered
 from undrift.rules.two_blocks import Ball, two_blocks
 from undrift.rules.vra import FedVra, FedVraEach, PerClient, ShareSum, per_client
 
@@ -273,6 +276,32 @@ def fedamsgrad(
     return Algorithm((), local_of(lr, local), Mean(by_size), step)
 
 
+def fedrl(
+    lr: float | None = None,
+    *,
+    policy: Any = "digits",
+    client: Literal["sgd", "prox", "scaf"] = "sgd",
+    mu: float = 0.01,
+    server_lr: float = 0.01,
+    alpha1: float = 0.9,
+    alpha2: float = 0.99,
+    tau: float = 1e-3,
+    pca: Literal["clients", "rounds"] = "clients",
+    local: Sgd | None = None,
+) -> Algorithm:
+    """FedRL: FedAdam whose moments a trained policy steers; uniform weights.
+
+    `policy` is the name of a shipped one or a file of `undrift train-agent`.  `client` "prox" is
+    ProxRL (with `mu`), "scaf" ScafRL.
+    """
+    clients: dict[str, tuple[Rule, ...]] = {"sgd": (), "prox": (Prox(mu),), "scaf": (Scaffold(),)}
+    if client not in clients:
+        raise unknown_name("client", client, list(clients), "fedrl")
+    chosen = policy if isinstance(policy, Policy) else policy_named(policy)
+    rule = Steered(chosen, server_lr, alpha1, alpha2, tau, pca, chosen.agent.steering)
+    return Algorithm((*clients[client], rule), local_of(lr, local), UNIFORM)
+
+
 __all__ = [
     "adabest",
     "fedadc",
@@ -281,6 +310,7 @@ __all__ = [
     "feddc",
     "feddyn",
     "fedpd",
+    "fedrl",
     "fedvra",
     "fedvra_u",
     "mime",

@@ -55,6 +55,11 @@ class Packing:
         self.fresh = self.pack(first, 1)[0].cpu().clone()  # never a view of what the user holds
 
     @property
+    def template(self) -> Tree:
+        """The tree itself, its numbers as tensors."""
+        return self._template
+
+    @property
     def layout(self) -> list[list[Any]]:
         """Describe the leaves, for a checkpoint."""
         return [[p.name, str(p.dtype), list(p.shape)] for p in self._leaves]

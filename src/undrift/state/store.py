@@ -7,7 +7,7 @@ every dtype comes back bit by bit.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import index
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +30,8 @@ class ClientStateStore:
     """The states of all clients; one that was never written reads as `template` and costs nothing.
 
     New rows are staged and become visible together at `commit`, so a failed round changes nothing.
-    `dtype` is what plain Python floats of the template become; tensors keep their own.
+    `dtype` is what plain Python floats of the template become; tensors keep their own.  `tier`
+    makes a keeper of rows that is neither of the three places, from the template as a row.
 
     >>> store = ClientStateStore({"c": torch.zeros(2)}, dtype=torch.float32)
     >>> store.stage([7], {"c": torch.ones(1, 2)})
@@ -48,13 +49,15 @@ class ClientStateStore:
         place: Place = "device",
         path: Path | None = None,
         num_slots: int = 16,
+        tier: Callable[[Tensor], Tier] | None = None,
     ) -> None:
         self._packing = Packing(template, dtype)
         self._device = torch.device(device)
         self._visible: dict[int, Entry] = {}
         self._staged: dict[int, Entry] = {}
         self._next: Visible | None = None  # what `merged` gave last
-        self._tier = self._make_tier(place, path, num_slots)
+        own = None if tier is None else tier(self._packing.fresh)
+        self._tier = self._make_tier(place, path, num_slots) if own is None else own
 
     def _make_tier(self, place: Place, path: Path | None, num_slots: int) -> Tier:
         fresh = self._packing.fresh
@@ -101,6 +104,10 @@ class ClientStateStore:
             entries = self._tier.write(clients, rows, self._visible)
         self._staged.update(zip(clients, entries, strict=True))
 
+    def stage_written(self, ids: Sequence[int], entries: Sequence[Entry]) -> None:
+        """Hold new rows that the tier has written already."""
+        self._staged.update(zip(ids, entries, strict=True))
+
     def _beside(
         self, given: list[Tensor], count: int
     ) -> tuple[MemoryTier, list[Tensor]] | tuple[None, list[Tensor]]:
@@ -140,6 +147,16 @@ class ClientStateStore:
         """Forget all staged rows."""
         staged, self._staged = self._staged, {}
         self._tier.release(list(staged.values()))
+
+    @property
+    def tier(self) -> Tier:
+        """The keeper of the rows."""
+        return self._tier
+
+    @property
+    def template(self) -> Tree:
+        """The state of a client that was never seen."""
+        return self._packing.template
 
     @property
     def seen(self) -> list[int]:

@@ -11,6 +11,7 @@ from undrift import rules as r
 from undrift.core.algorithm import Algorithm
 from undrift.core.local import Sgd
 from undrift.rules.named import COMFED_CLIENTS, COMFED_SERVERS
+from undrift.rules.policy import read_policy
 from undrift.verify.bridge import away, local_of, task_of, trainer_of
 from undrift.verify.longhand import averaging as avg
 from undrift.verify.longhand import duals, fair
@@ -24,6 +25,7 @@ from undrift.verify.longhand.local import Local, Trajectory
 from undrift.verify.longhand.mime import Adam, SGDm, mime
 from undrift.verify.longhand.momentum import comfed_momentum, fedadc, slowmo
 from undrift.verify.longhand.servers import fedavgm, fedopt
+from undrift.verify.longhand.steered import fedrl
 from undrift.verify.longhand.worlds import (
     Batches,
     World,
@@ -179,7 +181,18 @@ def momentum_cases() -> list[Case]:
             partial(fedamsgrad, eta_g=0.1, b2=0.5),
         ),
     ]
-    return cases + mime_cases() + adaptive_cases()
+    return cases + mime_cases() + adaptive_cases() + steered_cases()
+
+
+def steered_cases() -> list[Case]:
+    """FedRL with a policy that comes with the package."""
+    agent = read_policy("digits")
+    layers = [(w.double().numpy(), b.double().numpy()) for w, b in agent.layers]
+    loop = partial(fedrl, layers=layers, eta_g=0.1)
+    return [
+        Case("fedrl", partial(_with, r.fedrl, {"server_lr": 0.1}), loop),
+        Case("fedrl", partial(_with, r.fedrl, {"server_lr": 0.1}), loop, HEAVY, everybody=True),
+    ]
 
 
 def mime_cases() -> list[Case]:

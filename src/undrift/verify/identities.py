@@ -223,6 +223,13 @@ IDENTITIES = [
     _first_round("fedyogi", r.fedyogi),
     _first_round("fedamsgrad", r.fedamsgrad),
     Identity(
+        "fedrl",
+        "no actions: FedAdam, uniform weights",
+        lambda: r.fedrl(LR, policy="still"),
+        lambda: r.fedadam(LR, by_size=False),
+        limit=0.0,
+    ),
+    Identity(
         "fedvra_u",
         "all labelled: FedVRA",
         lambda: r.fedvra_u(LR, objective=ALL_LABELLED, gamma=0.3),

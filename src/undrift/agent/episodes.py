@@ -1,0 +1,190 @@
+"""Episodes of a federation that somebody steers, several of them side by side as one batch.
+
+A round is cut in two.  Clients train and the server measures its state; there it waits (`observe`).
+Then somebody acts, and the model moves (`act`).  So an agent sees this round's update before it
+decides on it, as the policy inside the server will.
+
+Letters: E episodes, K knobs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from undrift.agent.settings import AgentSettings
+from undrift.core.algorithm import init_server
+from undrift.core.random import Seeds, host_fold
+from undrift.core.tree import tree_map
+from undrift.errors import ConfigError
+from undrift.experiment.exam import Exam, Paper
+from undrift.experiment.spec import Experiment
+from undrift.experiment.world import World, build, make_task
+from undrift.fleet import Fleet
+from undrift.rules.steered import Helm, Steered, acted, sight
+
+Numbers = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class Turned(NamedTuple):
+    """What came of one action."""
+
+    reward: float
+    reached: bool  # the target: the episode is over
+    stopped: bool  # no progress, or no rounds left: it is cut off here
+    value: float  # of the metric
+    round: int
+
+
+@dataclass
+class Course:
+    """How far one episode has come."""
+
+    best: float
+    waited: int = 0  # rounds without progress
+
+
+def episode_seeds(seed: int, slot: int, number: int, purpose: str = "train") -> Seeds:
+    """Give the seeds of one episode: a slot keeps its partition, all else is new every time."""
+
+    def word(*words: int | str) -> int:
+        return host_fold(seed, "agent", purpose, *words) & (2**53 - 1)
+
+    return Seeds(word(slot, "data"), word(slot, number, "model"), word(slot, number, "run"))
+
+
+def reward_of(value: float, settings: AgentSettings) -> float:
+    """Give 64^(accuracy - target) - 1, or 64^(target - loss) - 1: 0 at the target, -1 far away.
+
+    >>> reward_of(0.99, AgentSettings(target=0.99))
+    0.0
+    """
+    short = value - settings.target if settings.metric == "accuracy" else settings.target - value
+    return float(settings.base ** min(short, 1.0) - 1) if not math.isnan(short) else -1.0
+
+
+class Episodes:
+    """Runs E episodes of an experiment in step; each has its own data, model and chance.
+
+    `games` numbers them; those of one number are the same episode until somebody acts otherwise.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        settings: AgentSettings,
+        games: Sequence[int],
+        purpose: str = "train",
+    ) -> None:
+        self.settings, self.purpose, self.games = settings, purpose, list(games)
+        self.worlds = [
+            build(replace(experiment, seed=episode_seeds(settings.seed, g, 0, purpose)))
+            for g in self.games
+        ]
+        self.rule, self.place = _steered_of(experiment)
+        self.exams = [_exam_of(world, settings) for world in self.worlds]
+        self.trainers = [world.trainer for world in self.worlds]
+        self._fleet = Fleet(self.trainers) if len(self.games) > 1 else None
+        self.courses = [Course(-math.inf) for _ in self.games]
+
+    def __len__(self) -> int:
+        return len(self.worlds)
+
+    @property
+    def inputs(self) -> int:
+        """Count the numbers that are seen of an episode."""
+        return self.rule.steering.inputs
+
+    @property
+    def actions(self) -> int:
+        """Count the knobs."""
+        return len(self.rule.steering.knobs)
+
+    def begin(self, slot: int, number: int) -> None:
+        """Begin another episode in one of the slots."""
+        seeds = episode_seeds(self.settings.seed, self.games[slot], number, self.purpose)
+        world = self.worlds[slot]
+        trainer = world.trainer
+        examples = world.dealt.examples
+        first = make_task(replace(world.experiment, seed=seeds), examples).initial()
+        w, buffers = tree_map(lambda v: v.to(trainer.engine.device), first)
+        trainer.restart(init_server(trainer.algorithm, w, buffers, trainer.sizes), seeds)
+        self.courses[slot] = Course(-math.inf)
+
+    def observe(self) -> Numbers:
+        """Let everybody's clients train one round: [E, n], what is seen of it before the action."""
+        if self._fleet is None:
+            self.trainers[0].advance()
+        else:
+            self._fleet.advance()
+        seen = torch.stack([sight(self.rule, self.helm(e)) for e in range(len(self))])
+        return seen.cpu().numpy()
+
+    def helm(self, slot: int) -> Helm:
+        """Give the steered server's state."""
+        found: Helm = self.trainers[slot].server.states[self.place]
+        return found
+
+    def act(self, actions: Numbers) -> list[Turned]:
+        """Turn everybody's knobs by [E, K] in [-1, 1], move the models and judge them."""
+        if actions.shape != (len(self), self.actions):
+            raise ConfigError(
+                f"actions of shape {list(actions.shape)}: {len(self)} episodes with "
+                f"{self.actions} knobs need [{len(self)}, {self.actions}]"
+            )
+        device = self.trainers[0].engine.device
+        sent = torch.from_numpy(np.asarray(actions, dtype=np.float64)).to(device)
+        for e, trainer in enumerate(self.trainers):
+            server = trainer.server
+            w, helm = acted(self.rule, server.w, self.helm(e), sent[e])
+            states = (*server.states[: self.place], helm, *server.states[self.place + 1 :])
+            trainer.put(server._replace(w=w, states=states))
+        marks = [
+            exam.judging(t.server.w, t.server.buffers)
+            for exam, t in zip(self.exams, self.trainers, strict=True)
+        ]
+        values = [found.result()[self.settings.metric] for found in marks]
+        return [self._turned(e, value) for e, value in enumerate(values)]
+
+    def _turned(self, slot: int, value: float) -> Turned:
+        settings, course = self.settings, self.courses[slot]
+        higher = value if settings.metric == "accuracy" else -value
+        room = settings.progress * (1.0 if settings.metric == "accuracy" else abs(course.best))
+        better = higher >= course.best + room if math.isfinite(course.best) else True
+        course.waited = 0 if better else course.waited + 1
+        course.best = max(course.best, higher) if not math.isnan(higher) else course.best
+        goal = settings.target if settings.metric == "accuracy" else -settings.target
+        reached, done = higher >= goal, self.trainers[slot].rounds_done
+        stopped = not reached and (course.waited >= settings.patience or done >= settings.rounds)
+        return Turned(reward_of(value, settings), reached, stopped, value, done)
+
+
+def _steered_of(experiment: Experiment) -> tuple[Steered, int]:
+    rules = experiment.algorithm.rules
+    found = [i for i, r in enumerate(rules) if isinstance(r, Steered) and r.policy is None]
+    if len(found) != 1:
+        raise ConfigError("an episode needs one Steered rule without a policy among its rules")
+    rule = rules[found[0]]
+    assert isinstance(rule, Steered)
+    return rule, found[0]
+
+
+def _exam_of(world: World, settings: AgentSettings) -> Exam:
+    """Judge on clients that are held out, or else on the test set."""
+    exams = world.measure.exams
+    exam = exams.get("validation", exams.get("test"))
+    if exam is None:
+        raise ConfigError("an agent needs held-out examples: set hold.validation_clients = 0.1")
+    if settings.metric == "accuracy" and "accuracy" not in world.trainer.task.metrics:
+        raise ConfigError('this task has no accuracy: set agent.metric = "loss"')
+    exams.clear()  # nobody asks for the others
+    if settings.judged is None:
+        return exam
+    some = slice(settings.judged)
+    paper = Paper(exam.paper.x[some].clone(), exam.paper.y[some].clone())
+    return Exam(exam.task, paper, exam.device, exam.batch)

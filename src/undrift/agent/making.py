@@ -1,0 +1,54 @@
+"""From an agent's file to a policy's: train, judge, write both the policy and its record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from undrift.agent.judging import evaluate
+from undrift.agent.settings import load_agent
+from undrift.agent.training import Told, Training
+from undrift.experiment.environment import environment
+from undrift.rules.policy import decode_policy, encode_policy
+from undrift.state import disk
+
+POLICY, RECORD = "policy.safetensors", "record.json"
+
+
+def make_policy(
+    source: str | Path,
+    changes: Sequence[str],
+    out: Path,
+    *,
+    told: Told,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any] | None:
+    """Train the agent that a file describes, going on in `out`; None if it was stopped before."""
+    experiment, settings = load_agent(source, changes)
+    disk.make_directory(out)
+    training = Training(experiment, settings, out)
+    where = environment(training.episodes.trainers[0].engine.device, len(training.history))
+    if not training.run(told, stop):
+        return None
+    scores = evaluate(experiment, settings, training.layers())
+    about = {
+        "name": experiment.name,
+        "agent": settings.table(),
+        "rounds": len(training.history) * settings.rounds * settings.episodes,
+    }
+    data = encode_policy(training.layers(), settings.steering(), about)
+    record = {
+        "digest": decode_policy(data, "policy").digest,
+        "command": where["command"],
+        "environment": where,
+        "agent": settings.table(),
+        "experiment": experiment.to_table(),
+        "evaluation": {way: score.table() for way, score in scores.items()},
+        "rollouts": training.history,
+    }
+    disk.write_atomically(out / POLICY, [data])
+    text = json.dumps(record, indent=1, allow_nan=False) + "\n"
+    disk.write_atomically(out / RECORD, [text.encode()])
+    return record

@@ -1,0 +1,90 @@
+"""`undrift deploy init | try | check | keys`: from a simulation to machines."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from undrift.cli.common import Commands, add_experiment, load_experiments
+from undrift.deploy.check import check
+from undrift.deploy.folder import PORT, Wanted, init, renew_keys
+from undrift.deploy.local import Local
+from undrift.errors import ConfigError
+from undrift.experiment.folder import RunFolder
+from undrift.experiment.history import main_metric
+
+
+def add_commands(commands: Commands) -> None:
+    """Describe the commands of a federation of machines."""
+    deploy = commands.add_parser("deploy", help="run an experiment over silos, with Flower")
+    kinds = deploy.add_subparsers(dest="deployment", required=True, metavar="WHAT")
+    made = kinds.add_parser("init", help="write the folder of a federation")
+    made.add_argument("folder", metavar="FOLDER", help="a new folder")
+    add_experiment(made)
+    made.add_argument("--clients", type=int, help="silos (default: the experiment's clients)")
+    made.add_argument("--host", default="127.0.0.1", help="under which silos reach the server")
+    made.add_argument("--port", type=int, default=PORT, help=f"of the server (default {PORT})")
+    made.add_argument("--insecure", action="store_true", help="no TLS, no keys: a try-out only")
+    made.set_defaults(action=do_init)
+    for name, action, told in (
+        ("try", do_try, "start a federation on this machine and run its experiment"),
+        ("check", do_check, "look whether a running federation is all right"),
+        ("keys", do_keys, "take the public keys in silos/ into the federation"),
+    ):
+        one = kinds.add_parser(name, help=told)
+        one.add_argument("folder", metavar="FOLDER", help="written by `undrift deploy init`")
+        one.set_defaults(action=action)
+        if name == "try":
+            one.add_argument("--seconds", type=float, default=3600.0, help="at most (3600)")
+        if name == "check":
+            one.add_argument("--port", type=int, default=PORT, help="of the SuperLink")
+
+
+def do_init(chosen: argparse.Namespace) -> int:
+    """Write the folder."""
+    experiments = load_experiments(chosen)
+    if len(experiments) != 1:
+        raise ConfigError(f"a federation runs one experiment, not {len(experiments)}: no sweeps")
+    wanted = Wanted(chosen.clients, chosen.host, chosen.port, chosen.insecure)
+    place = init(Path(chosen.folder), experiments[0], wanted)
+    print(f"{place}: read README.md there, or try it: undrift deploy try {chosen.folder}")
+    if chosen.insecure:
+        print("INSECURE: no TLS and no keys. For one machine and a try-out only.")
+    return 0
+
+
+def do_try(chosen: argparse.Namespace) -> int:
+    """Start server and nodes on the loopback interface, run, and end them again."""
+    place = _project(chosen.folder)
+    with Local(place) as local:
+        print(f"starting a server and {local.clients} nodes; logs are in {local.work}", flush=True)
+        local.up()
+        print("running", flush=True)
+        out = local.run(chosen.seconds)
+    history = RunFolder(out).history()
+    metric = main_metric(history)
+    print(f"{out}: {len(history)} rounds, {metric} {history.last(metric):.4g}")
+    return 0
+
+
+def do_check(chosen: argparse.Namespace) -> int:
+    """Print one line for everything that was looked at; exit code 1 if something is wrong."""
+    wrong = 0
+    for finding in check(_project(chosen.folder), chosen.port):
+        print(finding, flush=True)
+        wrong += not finding.good
+    return 1 if wrong else 0
+
+
+def do_keys(chosen: argparse.Namespace) -> int:
+    """Write the silos' public keys into the federation."""
+    count = renew_keys(_project(chosen.folder))
+    print(f"{count} keys are in federation.toml; sh operator/register.sh lets them in")
+    return 0
+
+
+def _project(folder: str) -> Path:
+    place = Path(folder)
+    if not (place / "app" / "silos" / "federation.toml").is_file():
+        raise ConfigError(f"{place} is no federation: `undrift deploy init {place} digits`")
+    return place.resolve()

@@ -1,0 +1,177 @@
+"""Flower carries the messages: the only place that knows Flower.
+
+A ServerApp and a ClientApp around the same functions as everywhere; no Strategy, no algorithm.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from undrift.errors import ConfigError, MissingExtra
+from undrift.experiment.events import Listener, Record, RunInfo
+from undrift.federated.grid import Answer, Ask
+from undrift.federated.node import Node, cannot_start
+from undrift.federated.project import Project, node_of, read_project
+from undrift.federated.running import check_deployed, run_deployed
+
+try:
+    from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+except ImportError as error:
+    raise MissingExtra("Flower is not installed: pip install 'undrift[flower]'") from error
+
+log = logging.getLogger("undrift")
+KIND = "undrift.safetensors.1"  # how we call our bytes in Flower's records
+POLL = 0.2  # seconds between two looks for answers
+
+
+class FlowerGrid:
+    """Carries messages over a SuperLink; a node is the client whose public key it proved to own."""
+
+    def __init__(self, grid: Grid, keys: Sequence[str] = ()) -> None:
+        self.grid = grid
+        self.keys = {key.strip(): client for client, key in enumerate(keys)}
+
+    def nodes(self) -> dict[int, int | None]:
+        """List the SuperNodes that are connected, and whose keys they have."""
+        found = {}
+        for node in self.grid.get_nodes():
+            key = bytes(node.public_key).decode("ascii", "replace").strip()
+            found[int(node.node_id)] = self.keys.get(key)
+        return found
+
+    def exchange(self, asks: Sequence[Ask], timeout: float) -> Iterator[Answer]:
+        """Push messages, and pull answers until all are there or time is up."""
+        end = time.monotonic() + timeout
+        sent = [_message(ask, timeout) for ask in asks]
+        pushed = list(self.grid.push_messages(sent))
+        for ask, name in zip(asks, pushed, strict=False):
+            if not name:
+                yield Answer(ask.node, b"", "Flower could not deliver the message")
+        open_ones = {name: ask.node for ask, name in zip(asks, pushed, strict=False) if name}
+        while open_ones:
+            for reply in self.grid.pull_messages(sorted(open_ones)):
+                node = open_ones.pop(reply.metadata.reply_to_message_id, None)
+                yield _answer(reply, node)
+            if time.monotonic() > end:
+                return
+            if open_ones:
+                time.sleep(POLL)
+
+
+def _message(ask: Ask, timeout: float) -> Message:
+    content = RecordDict(
+        {"ask": ArrayRecord({"common": _array(ask.common), "own": _array(ask.own)})}
+    )
+    return Message(content, ask.node, "train", ttl=timeout, group_id=ask.phase)
+
+
+def _array(data: bytes) -> Array:
+    return Array("uint8", (len(data),), KIND, data)
+
+
+def _answer(reply: Message, asked: int | None) -> Answer:
+    node = int(reply.metadata.src_node_id)
+    if reply.has_error():  # the SuperLink's own: it has no node that sent it
+        return Answer(node if asked is None else asked, b"", f"Flower error {reply.error.code}")
+    try:
+        array = reply.content["answer"]["answer"]
+        data = array.data if isinstance(array, Array) and array.stype == KIND else b""
+    except (KeyError, TypeError):
+        data = b""
+    return Answer(node, data, "" if data else "an answer without a report")
+
+
+# ----------------------------------------------------------------------------------------- apps
+def server_app(place: Path | str) -> ServerApp:
+    """Make the ServerApp of a project: it runs the experiment, or goes on with it."""
+    app = ServerApp()
+
+    def main(grid: Grid, context: Context) -> None:
+        _speak()
+        project, folder = read_project(Path(place)), context.run_config.get("folder")
+        if not isinstance(folder, str) or not folder:
+            raise ConfigError("the run config must name a folder: --run-config 'folder=\"/...\"'")
+        carrier = FlowerGrid(grid, project.keys)
+        if context.run_config.get("check"):
+            check_deployed(project, carrier, folder)
+            return
+        run_deployed(project, carrier, folder, [RoundLines()])
+
+    app.main()(main)
+    return app
+
+
+def _speak() -> None:
+    """Let our own messages be seen; Flower's are its own matter."""
+    if not log.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("undrift: %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        log.propagate = False
+
+
+class RoundLines(Listener):
+    """One line per round in the server's log."""
+
+    def started(self, run: RunInfo, past: Sequence[Record]) -> None:
+        """Tell where it begins."""
+        log.info("%s: %d rounds, %d of them done", run.name, run.rounds, len(past))
+
+    def finished(self, run: RunInfo, history: Sequence[Record]) -> None:
+        """Tell where it is."""
+        log.info("%d rounds are done: %s", len(history), run.folder)
+
+    def failed(self, run: RunInfo, error: BaseException) -> None:
+        """Tell why it stopped."""
+        log.error("%s: %s; what is done is kept", type(error).__name__, error)
+
+    def close(self) -> None:
+        """Have nothing to close."""
+        return
+
+    def round(self, run: RunInfo, record: Record) -> None:
+        """Tell what became of a round."""
+        names = ("test_accuracy", "test_loss", "train_loss")
+        told = [f"{n} {record[n]:.4g}" for n in names if isinstance(record.get(n), float)]
+        reports = len(record["clients"]) - len(record["skipped"])
+        of = f"{reports} of {len(record['clients'])} reports, {record['seconds']:.1f} s"
+        log.info("round %d: %s; %s", record["round"], ", ".join(told), of)
+
+
+def client_app(place: Path | str) -> ClientApp:
+    """Make the ClientApp of a project; the node's own configuration names data and folder."""
+    app = ClientApp()
+
+    def answer(message: Message, context: Context) -> Message:
+        _speak()
+        asked = message.content["ask"]
+        common, own = asked["common"].data, asked["own"].data
+        try:
+            node = _node(read_project(Path(place)), Path(place), context.node_config)
+        except Exception as error:
+            log.exception("this node cannot start")
+            data = cannot_start(own, error)
+        else:
+            data = node.answer(common, own)
+        record = RecordDict({"answer": ArrayRecord({"answer": _array(data)})})
+        return Message(record, reply_to=message)
+
+    app.train()(answer)
+    return app
+
+
+def _node(project: Project, place: Path, config: dict[str, Any]) -> Node:
+    for name, kind in (("client", int), ("folder", str), ("loader", str)):
+        if not isinstance(config.get(name), kind):
+            raise ConfigError(
+                f"the node's configuration has no {name}: start it with --node-config "
+                '\'client=0 folder="/..." loader="/.../loader.py:load"\''
+            )
+    return node_of(project, place, config["client"], Path(config["folder"]), config["loader"])

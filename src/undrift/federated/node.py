@@ -1,0 +1,194 @@
+"""A node: one client with its own examples, its state on its own disk.
+
+`answer` is a function of what it is asked and of what lies on the disk, so that a process may be
+started for every message, killed at any moment, and asked twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from undrift.core.algorithm import Algorithm, Broadcast, Client, init_client
+from undrift.core.rule import ClientInfo, Sizes
+from undrift.core.task import Task
+from undrift.core.tree import EMPTY, Tree, tree_map
+from undrift.data import Federation, LocalWork
+from undrift.engines.engine import Assignment
+from undrift.errors import FederationError, UndriftError
+from undrift.federated.alone import (
+    Alone,
+    Example,
+    Own,
+    Rehearsal,
+    client_of,
+    shared_only,
+    without_telling,
+)
+from undrift.federated.letters import ANYBODY, FRESH, Down, DownOwn, Up, read_words, words
+from undrift.federated.shelf import Shelf, mark_of
+from undrift.federated.wire import Form, Malformed, pack, unpack, words_of
+
+log = logging.getLogger("undrift")
+
+
+class Asked:
+    """One request, read and checked."""
+
+    def __init__(self, node: Node, down: Down, own_words: DownOwn, common: bytes, own: bytes):
+        self.down, self.words = down, own_words
+        sizes = Sizes(down.clients, 2, down.features)
+        self.rehearsed = forms = Rehearsal(node.algorithm, node.task, node.example, sizes)
+        self.sizes = sizes._replace(examples=node.size)
+        self.broadcast: Broadcast = unpack(common, forms.down(down.phase))[1]
+        self.own: Own = unpack(own, forms.down_own())[1]
+        w, _ = node.task.initial()
+        self.fresh = init_client(node.algorithm, w, self.sizes)
+        self.mark = mark_of(common + own)
+        self.shelf = Shelf(node.folder, down.run)
+        nothing = tuple(EMPTY for _ in node.algorithm.parts)
+        self.plain = self.broadcast._replace(cohort=nothing)
+        self.seen = mark_of(pack(self.plain, {"base": self.words.base}))
+
+    def state(self) -> Tree:
+        """Give the client's state, as the server's last counted report left it."""
+        if self.words.base == FRESH:
+            return self.fresh
+        return self.shelf.state(self.words.base, Form(self.fresh))
+
+
+class Node:
+    """One client of a federation: its examples, its folder, and the experiment it takes part in."""
+
+    def __init__(
+        self,
+        client: int,
+        task: Task,
+        federation: Federation,
+        algorithm: Algorithm,
+        work: LocalWork,
+        folder: Path | str,
+        plan: str = "",
+    ) -> None:
+        self.client, self.algorithm, self.work = client, algorithm, work
+        # its own copy: a module that another thread is differentiating cannot be used
+        self.task, self.folder, self.plan = task.clone(), Path(folder), plan
+        self.engine = Alone(self.task, federation.to(dtype=task.dtype))
+        self.example = Example.of(self.engine.federation)
+        self.task.check(self.engine.federation.x[:2], self.engine.federation.y[:2])
+
+    @property
+    def size(self) -> int:
+        """Count the examples that this client will ever use."""
+        return int(self.engine.federation.sizes[0])
+
+    def answer(self, common: bytes, own: bytes) -> bytes:
+        """Answer one request; what goes wrong is an answer too, without a word about the data."""
+        try:
+            down, mine = self._read(common, own)
+        except UndriftError as error:
+            log.error("client %d cannot read a request: %s", self.client, error)
+            return pack(EMPTY, words(Up("hello", "", 0, self.client, f"unreadable: {error}"[:300])))
+        up = Up(mine.phase, mine.run, mine.round, self.client)
+        try:
+            return self._answer(down, mine, common, own, up)
+        except Exception as error:
+            log.exception("client %d, round %d, %s", self.client, mine.round, mine.phase)
+            # other errors may quote examples: their text stays here
+            told = str(error) if isinstance(error, FederationError) else type(error).__name__
+            return pack(EMPTY, words(up._replace(failed=told[:300] or "failed")))
+
+    def _read(self, common: bytes, own: bytes) -> tuple[Down, DownOwn]:
+        down: Down = read_words(Down, words_of(common))
+        mine: DownOwn = read_words(DownOwn, words_of(own))
+        if down[:3] != mine[:3]:
+            raise Malformed(f"two halves that do not belong together: {down[:3]} and {mine[:3]}")
+        return down, mine
+
+    def _answer(self, down: Down, mine: DownOwn, common: bytes, own: bytes, up: Up) -> bytes:
+        asked_who = mine.phase == "hello" and mine.client == ANYBODY
+        if mine.client != self.client and not asked_who:
+            raise FederationError(f"this node is client {self.client}, not {mine.client}")
+        if down.plan != self.plan:
+            raise FederationError(
+                f"this node's experiment is {self.plan[:12]!r}, the server's {down.plan[:12]!r}: "
+                "install the same files on both sides"
+            )
+        if mine.phase == "hello":
+            return pack(EMPTY, words(up._replace(size=self.size)))
+        asked = Asked(self, down, mine, common, own)
+        known = asked.shelf.answer(mine.phase, asked.mark)
+        if known is not None:
+            return known
+        made = self._phase(mine.phase)(asked, up)
+        asked.shelf.keep_answer(mine.phase, asked.mark, made)
+        return made
+
+    def _phase(self, name: str) -> Callable[[Asked, Up], bytes]:
+        return {"probe": self._probe, "train": self._train, "look": self._look}[name]
+
+    # -- phases ------------------------------------------------------------------------------
+    def _probe(self, asked: Asked, up: Up) -> bytes:
+        client, work = self._client(asked)
+        probes = self.engine.probed(self.algorithm, asked.broadcast, client, work)
+        asked.shelf.keep_probe(asked.seen, probes)
+        return pack(shared_only(self.algorithm, probes), words(up))
+
+    def _look(self, asked: Asked, up: Up) -> bytes:
+        client, work = self._client(asked)
+        seen = self.engine.looked(self.algorithm, asked.broadcast, client, work)
+        return pack(seen, words(up))
+
+    def _train(self, asked: Asked, up: Up) -> bytes:
+        client, work = self._client(asked)
+        if self.algorithm.uses("probe"):
+            client = client._replace(probe=self._own_probe(asked, client, work))
+        state, report, row = self.engine.trained(self.algorithm, asked.broadcast, client, work)
+        made = pack((report, without_telling(self.algorithm, row)), words(up))
+        # the state first: an answer that was given must never be without it
+        asked.shelf.keep_state(asked.words.round, mark_of(made), state, asked.words.base)
+        return made
+
+    def _own_probe(self, asked: Asked, client: Client, work: Assignment) -> Tree:
+        form = Form(tree_map(lambda v: v[0], asked.rehearsed.client.probe))
+        probes = asked.shelf.probe(asked.seen, form)
+        if probes is None:
+            probes = self.engine.probed(self.algorithm, asked.plain, client, work)
+        return tree_map(lambda v: v[None], probes)
+
+    # -- what is asked -----------------------------------------------------------------------
+    def _client(self, asked: Asked) -> tuple[Client, Assignment]:
+        """Put together what the client has and what it is to do, checked against what it holds."""
+        info, round = asked.own.info, asked.words.round
+        held = self.engine.federation.available(round)
+        if int(info.size) != int(held[0]) or int(info.id) != self.client:
+            raise FederationError(
+                f"the server's record says client {int(info.id)} with {int(info.size)} examples; "
+                f"this is client {self.client} with {int(held[0])}: begin a new run"
+            )
+        if int(asked.broadcast.round) not in (round, round + 1):
+            raise FederationError(f"asked in round {round} about {int(asked.broadcast.round)}")
+        work = self._assignment(asked, held)
+        if int(asked.own.steps) not in (0, int(work.steps[0])):
+            raise FederationError(
+                f"asked for {int(asked.own.steps)} steps, the experiment says {int(work.steps[0])}"
+            )
+        own = asked.own._replace(steps=work.steps[0] * (asked.own.steps > 0))
+        return client_of(self.algorithm, own, asked.state()), work
+
+    def _assignment(self, asked: Asked, held: torch.Tensor) -> Assignment:
+        clients = torch.tensor([self.client], dtype=torch.int64)
+        seed, round = int(asked.broadcast.seed), asked.words.round
+        order, steps = self.work.plan(seed, round, clients, held, self.engine.device)
+        infos = ClientInfo(*(v[None] for v in asked.own.info))
+        return Assignment(clients, infos, order, steps, held, seed, round)
+
+
+def cannot_start(own: bytes, error: Exception) -> bytes:
+    """Answer for a node that could not be made: what kind of error, and nothing it says."""
+    mine: DownOwn = read_words(DownOwn, words_of(own))
+    told = f"it cannot start: {type(error).__name__}; its own log says more"
+    return pack(EMPTY, words(Up(mine.phase, mine.run, mine.round, mine.client, told)))

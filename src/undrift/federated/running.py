@@ -1,0 +1,122 @@
+"""A deployed run: the loop of every run, around a coordinator instead of a trainer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from undrift.experiment.events import Listener
+from undrift.experiment.exam import Exam, Paper
+from undrift.experiment.folder import RunFolder
+from undrift.experiment.history import History
+from undrift.experiment.measure import Measure
+from undrift.experiment.run import Job, Session, has_more, info_of, queued_records
+from undrift.experiment.tables import Table
+from undrift.experiment.world import load_data
+from undrift.federated.enrol import Record, again, enrol, read_record, write_record
+from undrift.federated.exchange import RefusalLog
+from undrift.federated.grid import Grid
+from undrift.federated.project import Project
+from undrift.federated.server import Coordinator, new_run
+from undrift.state import disk
+from undrift.trainer import Trainer
+
+MEMBERS, REFUSED, CHECKED = "members.json", "refused.jsonl", "checked.json"
+CHECK_SECONDS = 45.0  # for everybody to answer a greeting
+
+
+class DeployedJob(Job):
+    """An experiment whose clients are elsewhere."""
+
+    def __init__(self, project: Project, grid: Grid, folder: Path) -> None:
+        self.project, self.grid, self.folder = project, grid, folder
+        experiment = project.experiment
+        self.name, self.label = experiment.name, experiment.label
+        self.seed, self.rounds = experiment.seed_number, experiment.rounds
+
+    def table(self) -> Table:
+        """Give everything that decides the run: the same file as in a simulation."""
+        return self.project.experiment.to_table()
+
+    def start(self, state_path: Path | None) -> tuple[Trainer, Measure]:
+        """Wait for the clients, and make the server."""
+        project, refusals = self.project, RefusalLog(self.folder / REFUSED)
+        record = read_record(self.folder / MEMBERS)
+        door, plan = project.door, project.plan
+        if record is None:
+            run = new_run()
+            members = enrol(self.grid, door, run, plan, project.limits, refusals)
+            write_record(self.folder / MEMBERS, Record(run, members))
+        else:
+            run, members = record.run, again(self.grid, door, record, plan, refusals)
+        experiment = project.experiment
+        coordinator = Coordinator(
+            project.task(),
+            experiment.algorithm,
+            self.grid,
+            members,
+            project.example,
+            run=run,
+            plan=plan,
+            work=experiment.work,
+            sampler=experiment.sampler,
+            seed=experiment.seeds,
+            arrival=experiment.arrival,
+            limits=project.limits,
+            patience=project.patience,
+            refusals=refusals,
+        )
+        return coordinator, Measure(coordinator, experiment.evaluate, self._exams(coordinator))
+
+    def _exams(self, coordinator: Coordinator) -> dict[str, Exam]:
+        if not self.project.judge:
+            return {}
+        examples, settings = load_data(self.project.experiment.data), self.project.experiment
+        y = examples.test_x.flatten(1) if settings.task.target == "input" else examples.test_y
+        paper = Paper(examples.test_x, y)
+        device = coordinator.engine.device
+        return {"test": Exam(coordinator.task, paper, device, settings.evaluate.batch)}
+
+
+def run_deployed(
+    project: Project, grid: Grid, folder: Path | str, listeners: Sequence[Listener] = ()
+) -> History:
+    """Run to the end over a grid, or go on where the last server stopped; saved after every round.
+
+    The folder is like a simulation's, with `members.json` and `refused.jsonl` beside.
+    """
+    place = RunFolder(folder)
+    job = DeployedJob(project, grid, place.path)
+    info = info_of(job, place.path)
+    with place.locked():
+        disk.sweep(place.path)
+        place.check(job.table())
+        history = place.history()
+        if has_more(job, place, history):
+            place.begin(job.table())  # before members.json: it says whose that is
+            session = Session(job, place, info, listeners, 0.0)
+            with session.kept():
+                while session.left:
+                    before = session.trainer.server.w
+                    rounds = [session.trainer.advance()]
+                    session.take(queued_records(job, session.measure, rounds, before)())
+            history = session.close()
+    for listener in listeners:
+        listener.finished(info, history)
+    return history
+
+
+def check_deployed(project: Project, grid: Grid, folder: Path | str) -> None:
+    """Greet everybody once and write down who answered, and who was refused and why."""
+    refusals = RefusalLog()
+    door = project.door._replace(minimum=0, seconds=CHECK_SECONDS)
+    members = enrol(grid, door, new_run(), project.plan, project.limits, refusals)
+    told = {
+        "clients": project.clients,
+        "sizes": {str(c): n for c, n in sorted(members.sizes.items())},
+        "refused": [[error.client, error.cause] for error in refusals.refused],
+        "strangers": [str(n) for n, c in grid.nodes().items() if c is None and project.keys],
+    }
+    disk.make_directory(Path(folder))
+    disk.write_atomically(Path(folder) / CHECKED, [json.dumps(told).encode()])

@@ -1,0 +1,154 @@
+"""The server of a federation: a trainer whose clients are elsewhere."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from undrift.arguments import able, known_seeds
+from undrift.core.algorithm import Algorithm, Server, init_server
+from undrift.core.random import Seeds
+from undrift.core.rule import overrides
+from undrift.core.task import Task
+from undrift.data import Arrival, Everyone, LocalWork, Sampler, Work
+from undrift.engines.engine import Outcome
+from undrift.engines.traffic import Traffic
+from undrift.errors import ConfigError, EmptyRoundError
+from undrift.federated.alone import Example, Rehearsal
+from undrift.federated.checks import Limits
+from undrift.federated.exchange import Bytes, Exchange, Patience, Refusal, RefusalLog
+from undrift.federated.grid import Grid
+from undrift.federated.remote import NEVER, Remote, example_sizes, record_of
+from undrift.judging import Judge
+from undrift.roster import Roster
+from undrift.rounds import Advance, Opened
+from undrift.state.keeper import Keeper
+from undrift.state.store import ClientStateStore
+from undrift.trainer import Present, Trainer
+
+
+class Members(NamedTuple):
+    """Who takes part in a run: fixed when it begins."""
+
+    nodes: dict[int, int]  # client -> node
+    sizes: dict[int, int]  # client -> examples
+    clients: int  # ids in use, those that did not come included
+
+
+def new_run() -> str:
+    """Name a run so that no node mistakes it for another."""
+    return secrets.token_hex(16)
+
+
+def _bounded(limits: Limits, algorithm: Algorithm) -> Limits:
+    """Refuse, where a rule promises to hide a client, one that did not keep to its bound."""
+    bounds = [float(rule.norm) for rule in algorithm.rules if getattr(rule, "hides", False)]  # type: ignore[attr-defined]
+    return limits if limits.norm is not None or not bounds else limits._replace(norm=min(bounds))
+
+
+class Coordinator(Trainer):
+    """Trains one model over a grid; data and client states stay where they are."""
+
+    def __init__(
+        self,
+        task: Task,
+        algorithm: Algorithm,
+        grid: Grid,
+        members: Members,
+        example: Example,
+        *,
+        run: str,
+        plan: str = "",
+        work: LocalWork | None = None,
+        sampler: Sampler | None = None,
+        seed: int | Seeds = 0,
+        arrival: Arrival | None = None,
+        limits: Limits | None = None,
+        patience: Patience | None = None,
+        refusals: Refusal | None = None,
+    ) -> None:
+        self.seeds, self.algorithm = known_seeds(seed), algorithm
+        self.task = task = task.clone()
+        self.federation = record_of(members.sizes, members.clients, arrival)
+        self.roster = Roster(
+            self.federation,
+            able("sampler", Everyone() if sampler is None else sampler, "sample"),
+            able("work", Work() if work is None else work, "plan"),
+            self.seeds,
+            task.dtype,
+            sorted(members.sizes),
+        )
+        self.sizes = example_sizes(task, example, members.sizes, members.clients)
+        rehearsal = Rehearsal(algorithm, task, example, self.sizes)
+        rehearsal.check_path()
+        self.store = ClientStateStore(NEVER, dtype=task.dtype)
+        self.keeper = Keeper(self.store)
+        exchange = Exchange(
+            grid,
+            members.nodes,
+            run=run,
+            limits=_bounded(limits or Limits(), algorithm).checked(),
+            patience=(patience or Patience()).checked(),
+            refusals=RefusalLog() if refusals is None else refusals,
+        )
+        self.engine: Remote = Remote(
+            task, self.federation, self.store, exchange, rehearsal, self.sizes, plan
+        )
+        start = init_server(algorithm, *task.initial(), self.sizes)
+        self._present = Present(start, 0, self.store.visible)
+        self._check(algorithm, start)
+        self._judge = Judge(self.engine)
+        self._trained = None
+        self._traffic = {}
+        self._described = {"engine": "remote", "state": "nodes", "run": run, "plan": plan}
+        self._empty = 0  # rounds in a row that nobody took part in
+
+    def _check(self, algorithm: Algorithm, start: Server) -> None:
+        self.engine.admit(algorithm, start, self.roster.cohort(0, ordered=False))
+        if any(overrides(part, "check") for part in algorithm.everything):
+            self.engine.admit(algorithm, start, self.roster.longest())
+
+    @property
+    def sent(self) -> Bytes:
+        """Bytes that went down and up since this server was started."""
+        return self.engine.exchange.sent
+
+    def advance(self) -> Advance:
+        """Train one round; after too many in a row without a report, give up."""
+        done = super().advance()
+        self._empty = 0 if bool(done.rows.accepted.any()) else self._empty + 1
+        most = self.engine.exchange.patience.empty_rounds
+        if self._empty >= most:
+            raise EmptyRoundError(
+                f"{self._empty} rounds in a row, the last of them {self.rounds_done}, had fewer "
+                f"than {self.engine.exchange.patience.minimum} reports; the model is as it was "
+                "before them. refused.jsonl tells why; when the nodes are well, run it again"
+            )
+        return done
+
+    def open_round(self, cohort: Any = None) -> Opened:
+        """Choose the next round's cohort; the order of batches is made where the examples are."""
+        if cohort is None and hasattr(self.roster.work, "steps_of"):
+            cohort = self.roster.cohort(self.rounds_done, ordered=False)
+        return super().open_round(cohort)
+
+    def _sent(self, outcome: Outcome, held: int) -> Traffic:
+        # who answered differs from round to round, and so does what was sent
+        self._traffic.clear()
+        return super()._sent(outcome, held)
+
+    # -- what a server of other people's data cannot do ----------------------------------------
+    def client_state(self, client: int) -> dict[str, Tensor]:
+        """Refuse: states stay with their owners."""
+        raise ConfigError(f"the state of client {client} is on its own node, and stays there")
+
+    def enroll(self, ids: Iterable[int]) -> None:
+        """Refuse: rules would need the state of who joins."""
+        raise ConfigError("who takes part is fixed when a run begins: begin a new one")
+
+    def leave(self, ids: Iterable[int]) -> None:
+        """Refuse: rules would need the state of who leaves."""
+        raise ConfigError("who takes part is fixed when a run begins: begin a new one")

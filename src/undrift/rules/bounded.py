@@ -1,0 +1,126 @@
+"""What one client can do to the model, bounded; and hidden, if noise is added.
+
+The whole of what a client uploads is clipped, last; clients weigh the same and the sum is divided
+by a fixed number.  The noise comes from the operating system, never from the experiment's seed:
+who knows the seed could subtract it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from undrift.core.rule import ClientView, Mean, Rule, ServerView, overrides
+from undrift.core.task import Vec
+from undrift.core.tree import Tree, number, record
+from undrift.errors import ConfigError, MissingExtra
+
+
+def clipped(delta: Vec, norm: Any) -> Vec:
+    """Shorten a vector to a norm, if it is longer."""
+    length = torch.linalg.vector_norm(delta)
+    # never above it: rounding must not give back what the division took away
+    return delta * (norm / length.clamp(min=1e-30) * (1 - 1e-6)).clamp(max=1.0)
+
+
+@record
+class Clipped(Rule):
+    """Shorten what a client's model lost to a norm: no client can do more in one round."""
+
+    changes: ClassVar[str] = "delta"
+
+    norm: float = number(default=1.0, low=0, ends="()")
+
+    def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
+        return clipped(delta, self.norm), view.mine, ()
+
+
+@record
+class Private(Rule):
+    """DP-FedAvg (McMahan et al. 2018): clip every client's change, add Gaussian noise to the sum.
+
+    Hides whether a client took part at all; `spent_on_updates` says how well.  The sum is divided
+    by `cohort`, the number of clients that is expected, whoever reports.
+    """
+
+    changes: ClassVar[str] = "delta"
+    hides: ClassVar[bool] = True  # nothing else about a client may be sent
+
+    norm: float = number(default=1.0, low=0, ends="()")
+    noise: float = number(default=1.0, low=0)  # standard deviation of the sum's noise, over norm
+    cohort: float = number(default=1.0, low=1)
+
+    def check_beside(self, algorithm: Any) -> None:
+        if not isinstance(algorithm.aggregate, Mean) or algorithm.aggregate.by_size:
+            raise ConfigError("Private needs clients that weigh the same: Mean(by_size=False)")
+        for other in algorithm.rules:
+            sends = [h for h in ("finish", "row", "after_round") if overrides(other, h)]
+            if other is not self and (sends or other.shares_probe):
+                what = type(other).__name__
+                raise ConfigError(f"Private bounds the model's change alone, and {what} sends more")
+
+    def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
+        if view.task.float_buffers:
+            raise ConfigError("Private cannot hide BatchNorm's running statistics: use GroupNorm")
+        return clipped(delta, self.norm), view.mine, ()
+
+    def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
+        total = update.double() * view.count.double()
+        drawn = system_normal(update) * (self.noise * self.norm)
+        return ((total + drawn) / self.cohort).to(update.dtype), state
+
+
+def system_normal(like: Tensor) -> Tensor:
+    """Draw standard normal numbers from the operating system's generator, in float64.
+
+    Each is half the sum of four: a single one's rounding would tell what it was added to.
+    """
+    tracing = _get_current_dispatch_mode() is not None or torch.compiler.is_compiling()
+    if like.is_cuda or tracing or torch._C._functorch.is_functorch_wrapped_tensor(like):
+        # a recorded round would add the same noise again and again
+        raise ConfigError("Private runs on a CPU, one experiment at a time: engine.device = 'cpu'")
+    half = -(-like.numel() // 2)
+    found = np.zeros(2 * half)
+    for _ in range(4):
+        raw = np.frombuffer(os.urandom(16 * half), dtype=np.uint64).reshape(2, half) >> np.uint64(
+            11
+        )
+        radius = np.sqrt(-2.0 * np.log((raw[0] + 1.0) * 2.0**-53))
+        angle = 2 * math.pi * 2.0**-53 * raw[1]
+        found += np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+    return torch.from_numpy(found[: like.numel()] / 2).reshape(like.shape)
+
+
+def spent_on_updates(
+    rule: Private, rounds: int, *, delta: float = 1e-5, rate: float | None = None
+) -> float:
+    """Give epsilon after some rounds, for adding or removing one client.
+
+    `rate` is the chance with which a Bernoulli sampler takes each client by itself; no other way of
+    sampling is credited.
+    """
+    if rounds < 1 or not 0 < delta < 1 or not 0 < (1.0 if rate is None else rate) <= 1:
+        raise ConfigError(
+            f"spent_on_updates(rounds={rounds}, delta={delta}, rate={rate}): rounds count from 1, "
+            "delta lies in (0, 1), rate in (0, 1]"
+        )
+    if float(rule.noise) <= 0:
+        return math.inf
+    try:
+        from dp_accounting import dp_event, pld
+    except ImportError as error:
+        raise MissingExtra(
+            "accounting needs dp-accounting: pip install 'undrift[privacy]'"
+        ) from error
+    event = dp_event.GaussianDpEvent(float(rule.noise))
+    if rate is not None and rate < 1:
+        event = dp_event.PoissonSampledDpEvent(rate, event)
+    accountant = pld.PLDAccountant()
+    accountant.compose(dp_event.SelfComposedDpEvent(event, rounds))
+    return float(accountant.get_epsilon(delta))

@@ -1,0 +1,148 @@
+"""The environments: Gymnasium's own check, rewards, ends of episodes, and one against many."""
+
+import math
+
+import numpy as np
+import pytest
+
+from undrift.agent import AgentSettings, Episodes, load_agent
+from undrift.agent.episodes import reward_of
+from undrift.errors import ConfigError
+
+gymnasium = pytest.importorskip("gymnasium")
+pytest.importorskip("stable_baselines3")
+
+from undrift.agent.environment import FederationEnv, FederationVecEnv  # noqa: E402
+
+TABLE = {
+    "data": {"use": "digits", "test_share": 0.3},
+    "partition": {"use": "iid", "clients": 40},
+    "hold": {"validation_clients": 0.9},
+    "model": {"use": "mlp", "hidden": 4},
+    "work": {"steps": 2, "batch": 8},
+    "algorithm": {"lr": 0.1, "server_lr": 0.03},
+    "agent": {"target": 0.9, "rounds": 4, "episodes": 3, "rollouts": 2, "batch": 4},
+    "engine": {"device": "cpu"},
+}
+
+
+def small(*changes):
+    return load_agent(TABLE, changes)
+
+
+def test_gymnasium_and_stable_baselines_find_nothing_wrong():
+    from gymnasium.utils.env_checker import check_env
+    from stable_baselines3.common.env_checker import check_env as check_again
+
+    check_env(FederationEnv(*small()), skip_render_check=True)
+    check_again(FederationEnv(*small()))
+
+
+def test_an_episode_is_cut_off_after_its_rounds():
+    env = FederationEnv(*small())
+    first, _ = env.reset(seed=3)
+    ends = []
+    for _ in range(4):
+        seen, reward, over, cut, info = env.step(env.action_space.sample())
+        assert env.observation_space.contains(seen) and -1 < reward <= 0
+        ends.append((over, cut))
+    assert ends == [(False, False)] * 3 + [(False, True)] and info["round"] == 4
+    again, _ = env.reset(seed=3)
+    other, _ = env.reset(seed=4)
+    assert np.array_equal(first, again) and other.shape == first.shape
+
+
+def test_an_episode_ends_at_its_target():
+    env = FederationEnv(*small("agent.target=0.01"))
+    env.reset(seed=0)
+    _, reward, over, cut, info = env.step(np.zeros(2, np.float32))
+    assert over and not cut and info["accuracy"] >= 0.01
+    assert reward == pytest.approx(64 ** (info["accuracy"] - 0.01) - 1)
+
+
+def test_without_progress_it_is_cut_off():
+    env = FederationEnv(*small("agent.patience=2", "agent.progress=1.0", "agent.rounds=9"))
+    env.reset(seed=0)
+    cuts = [env.step(np.zeros(2, np.float32))[3] for _ in range(3)]
+    assert cuts == [False, False, True]
+
+
+def test_a_vector_is_its_environments_one_by_one():
+    experiment, settings = small()
+    many = Episodes(experiment, settings, range(3))
+    actions = np.random.default_rng(0).uniform(-1, 1, (3, 3, 2))
+    for slot in range(3):
+        many.begin(slot, 5)
+    seen, turned = [], []
+    for action in actions:
+        seen.append(many.observe())
+        turned.append(many.act(action))
+    for slot in range(3):
+        one = Episodes(experiment, settings, [slot])
+        one.begin(0, 5)
+        for r in range(3):
+            assert np.abs(one.observe()[0] - seen[r][slot]).max() < 1e-3
+            (found,) = one.act(actions[r, slot : slot + 1])
+            assert found.value == pytest.approx(turned[r][slot].value, abs=0.02)
+    assert len({t.value for t in turned[-1]}) > 1
+
+
+def test_a_vector_begins_again_where_an_episode_ends():
+    vector = FederationVecEnv(Episodes(*small("agent.rounds=2"), range(2)))
+    vector.reset()
+    still = np.zeros((2, 2), np.float32)
+    _, _, ended, _ = vector.step(still)
+    assert not ended.any()
+    last = vector._seen.copy()
+    seen, rewards, ended, infos = vector.step(still)
+    assert ended.all() and rewards.shape == (2,)
+    for slot, info in enumerate(infos):
+        assert info["TimeLimit.truncated"] and info["episode"]["l"] == 2
+        assert np.array_equal(info["terminal_observation"], last[slot])
+    assert not seen.any()  # the first state of an episode is its own mean
+    assert [t.rounds_done for t in vector.episodes.trainers] == [1, 1]
+
+
+def test_rewards_lie_between_minus_one_and_zero_up_to_the_target():
+    settings = AgentSettings(target=0.8)
+    values = [reward_of(v, settings) for v in np.linspace(0, 0.8, 9)]
+    assert values == sorted(values) and values[0] > -1 and values[-1] == 0
+    assert all(v < 0 for v in values[:-1])
+    assert reward_of(0.9, settings) > 0
+    loss = AgentSettings(target=0.005, metric="loss")
+    assert reward_of(0.005, loss) == 0 and -1 < reward_of(0.1, loss) < 0
+    assert reward_of(math.inf, loss) == reward_of(math.nan, loss) == -1
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (["agent.target=1.5"], "agent.target = 1.5 must be a number from 0 to 1"),
+        (["agent.target=0"], "above 0 is to be reached"),
+        (["agent.target=high"], "agent.target"),
+        (["agent.metric=acuracy"], "Did you mean 'accuracy'"),
+        (["agent.knobs=['alpha1','beta']"], "no knobs named 'beta'"),
+        (["agent.rollout=3"], "Did you mean 'rollouts'"),
+        (["agent.rounds=0"], "agent.rounds"),
+        (["agent.discount=2"], "agent.discount"),
+        (["algorithm.use=fedavg"], "leave it out"),
+        (["algorithm.client=proxx"], "Did you mean 'prox'"),
+        (["algorithm.policy=digits"], "policy"),
+        (["seed=0,1"], "give no lists"),
+    ],
+)
+def test_bad_settings_are_refused(changes, says):
+    with pytest.raises(ConfigError, match=says):
+        small(*changes)
+
+
+def test_what_cannot_be_rewarded_is_refused():
+    with pytest.raises(ConfigError, match="no \\[agent\\]"):
+        load_agent({k: v for k, v in TABLE.items() if k != "agent"})
+    with pytest.raises(ConfigError, match="Did you mean 'digits'"):
+        load_agent("digit")
+    experiment, settings = small('task={target="input"}', 'model={use="autoencoder"}')
+    with pytest.raises(ConfigError, match="has no accuracy"):
+        Episodes(experiment, settings, [0])
+    with pytest.raises(ConfigError, match="actions of shape"):
+        Episodes(*small(), [0]).act(np.zeros((1, 3)))

@@ -1,0 +1,294 @@
+"""The folder of a federation, its certificates, and processes that are ours alone."""
+
+import ast
+import re
+import runpy
+import shlex
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import undrift as fl
+from undrift.cli import main
+from undrift.deploy.check import check
+from undrift.deploy.local import Local, free_port
+from undrift.errors import ConfigError, DataError, FederationError
+from undrift.experiment.spec import load
+from undrift.experiment.tables import parse_table
+from undrift.federated.project import load_silo, node_of, read_project
+
+SETTINGS = ["digits", "rounds=2", "partition.clients=3", "sampler.count=2"]
+SOURCE = Path(fl.__file__).parent
+
+
+def init(place, *more):
+    return main(["deploy", "init", str(place), *SETTINGS, *more])
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory):
+    pytest.importorskip("cryptography")
+    place = tmp_path_factory.mktemp("closed") / "silos"
+    assert init(place) == 0
+    return place
+
+
+def test_a_federation_is_closed_unless_one_says_otherwise(closed):
+    server, node = (closed / "operator/superlink.sh").read_text(), ""
+    assert "--enable-supernode-auth" in server and "--ssl-certfile" in server
+    for client in range(3):
+        node = (closed / f"silos/client-{client}/node.sh").read_text()
+        assert "--root-certificates ca.crt" in node and "--auth-supernode-private-key key" in node
+        assert "--insecure" not in server + node
+    project = read_project(closed / "app/silos")
+    assert len(project.keys) == 3 and not project.door.trust
+    assert "--host 127.0.0.1" in server
+
+
+def test_every_file_that_is_promised_is_there(closed):
+    names = {str(p.relative_to(closed)) for p in closed.rglob("*") if p.is_file()}
+    silo = {f"silos/client-2/{n}" for n in ("key", "key.pub", "ca.crt", "loader.py", "node.sh")}
+    assert names >= silo | {
+        *("README.md", "app/pyproject.toml", "app/silos/experiment.toml"),
+        *("app/silos/federation.toml", "app/silos/server_app.py", "app/silos/client_app.py"),
+        *("operator/superlink.sh", "operator/register.sh", "operator/run.sh", "operator/door.conf"),
+        *("operator/superlink.service", "silos/client-0/node.service"),
+    }
+    readme = (closed / "README.md").read_text()
+    operator, silos = readme.split("## A silo")
+    assert operator.split("```sh")[1].split("```")[0].count("\n") - 1 == 5
+    assert silos.split("```sh")[1].split("```")[0].count("\n") - 1 == 3
+    for script in closed.rglob("*.sh"):
+        subprocess.run(["/bin/sh", "-n", str(script)], check=True)
+
+
+def test_private_keys_are_private_and_nobody_has_anothers(closed):
+    secret = [*closed.rglob("key"), *closed.rglob("*.key")]
+    assert len(secret) == 3 + 3 + 2
+    assert all(stat.S_IMODE(p.stat().st_mode) == 0o600 for p in secret)
+    assert len({p.read_bytes() for p in secret}) == len(secret)
+
+
+def test_certificates_are_the_authoritys_and_name_the_host(closed):
+    from undrift.deploy.certificates import expiry
+
+    place = closed / "operator" / "certificates"
+    found = subprocess.run(
+        ["openssl", "verify", "-CAfile", str(place / "ca.crt"), str(place / "server.crt")],
+        capture_output=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    assert expiry(place / "server.crt").year >= 2025
+    with pytest.raises(ConfigError, match="no certificate"):
+        expiry(closed / "README.md")
+
+
+def test_an_insecure_federation_needs_the_flag_and_says_what_it_is(tmp_path, capsys):
+    assert init(tmp_path / "open", "--insecure") == 0
+    assert "INSECURE" in capsys.readouterr().out
+    assert "INSECURE" in (tmp_path / "open/README.md").read_text()
+    path = tmp_path / "open/app/silos/federation.toml"
+    path.write_text(path.read_text().replace("insecure = true", "insecure = false"))
+    with pytest.raises(ConfigError, match="anybody may say"):
+        read_project(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["algorithm.use=fedavg,scaffold"], "no sweeps"),
+        (["evaluate.drift=true"], "judged by its server's model"),
+        (["--host", "a b"], "no address"),
+        (["--port", "0"], "no address"),
+        (["--clients", "0"], "1 to 100,000"),
+    ],
+)
+def test_what_cannot_be_deployed_is_refused_and_leaves_nothing(arguments, told, tmp_path, capsys):
+    assert init(tmp_path / "x", "--insecure", *arguments) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_existing_folder_is_not_written_over(tmp_path, capsys):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "mine").write_text("precious")
+    assert init(tmp_path / "x", "--insecure") == 2
+    assert "exists already" in capsys.readouterr().err
+    assert [p.name for p in (tmp_path / "x").iterdir()] == ["mine"]
+
+
+def test_new_keys_are_taken_in(closed, capsys):
+    from undrift.deploy.certificates import node_key
+
+    before = read_project(closed / "app/silos").keys
+    (closed / "silos/client-1/key.pub").write_bytes(node_key()[1])
+    assert main(["deploy", "keys", str(closed)]) == 0
+    after = read_project(closed / "app/silos").keys
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, True]
+    (closed / "silos/client-1/key.pub").write_text("ssh-rsa nonsense")
+    assert main(["deploy", "keys", str(closed)]) == 2
+    assert "ssh-keygen" in capsys.readouterr().err
+
+
+# ---- silos ---------------------------------------------------------------------------------------
+def test_the_loader_that_is_written_gives_what_a_simulation_gives(closed, monkeypatch, capsys):
+    place = closed / "app/silos"
+    project = read_project(place)
+    loader = f"{closed / 'silos/client-1/loader.py'}:load"
+    found = load_silo(loader, 1, place)
+    assert found.num_clients == 1 and int(found.sizes[0]) > 0
+    monkeypatch.chdir(closed / "silos/client-1")
+    runpy.run_path("loader.py", run_name="__main__")  # as README tells the silo to
+    assert capsys.readouterr().out.startswith(f"{int(found.sizes[0])} examples")
+    assert project.example.x_shape == (1, 8, 8)
+
+
+@pytest.mark.parametrize("kind", ["pair", "dataset", "loader", "federation"])
+def test_a_silo_may_bring_its_data_in_many_forms(kind, tmp_path):
+    (tmp_path / "mine.py").write_text(f"""
+import torch, undrift as fl
+from torch.utils.data import DataLoader, TensorDataset
+x, y = torch.randn(9, 4), torch.arange(9) % 3
+def load(client, place):
+    return {{"pair": (x, y), "dataset": TensorDataset(x, y),
+             "loader": DataLoader(TensorDataset(x, y), batch_size=4),
+             "federation": fl.Federation.of([(x, y)])}}["{kind}"]
+""")
+    assert int(load_silo(f"{tmp_path / 'mine.py'}:load", 0, tmp_path).sizes[0]) == 9
+
+
+@pytest.mark.parametrize("loader", ["", "x", "nowhere.py:load", "math:nothing", "math:a b"])
+def test_a_loader_that_is_none_is_refused(loader, tmp_path):
+    with pytest.raises(ConfigError, match="loader"):
+        load_silo(loader, 0, tmp_path)
+
+
+def test_examples_of_another_shape_are_refused_on_the_node(closed, tmp_path):
+    (tmp_path / "mine.py").write_text("""
+import torch
+def load(client, place):
+    return torch.zeros(5, 3), torch.zeros(5, dtype=torch.long)
+""")
+    place = closed / "app/silos"
+    with pytest.raises(DataError, match="the loader gives"):
+        node_of(read_project(place), place, 0, tmp_path, f"{tmp_path / 'mine.py'}:load")
+
+
+# ---- check ---------------------------------------------------------------------------------------
+def test_check_says_what_is_wrong(closed, tmp_path):
+    found = [str(one) for one in check(closed, free_port())]
+    assert found[0].startswith("ok") and "superlink.sh" in found[-1] and found[-1][:3] == "BAD"
+    (closed / "operator/certificates/ca.key").chmod(0o644)
+    found = [str(one) for one in check(closed, free_port())]
+    (closed / "operator/certificates/ca.key").chmod(0o600)
+    assert any("chmod 600" in one for one in found)
+    [only] = check(tmp_path)
+    assert not only.good and "experiment.toml" in only.text
+
+
+def test_check_notices_a_server_that_speaks_in_the_clear(closed):
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        door.listen()
+
+        def answer():
+            caller, _ = door.accept()
+            caller.recv(1000)
+            caller.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            caller.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        found = [str(one) for one in check(closed, door.getsockname()[1])]
+    assert "does not speak TLS" in found[-1]
+
+
+def test_a_folder_that_is_no_federation_is_refused(tmp_path, capsys):
+    for what in ("try", "check", "keys"):
+        assert main(["deploy", what, str(tmp_path)]) == 2
+        assert "no federation" in capsys.readouterr().err
+
+
+# ---- processes -----------------------------------------------------------------------------------
+def test_processes_end_with_their_children_and_nobody_elses(tmp_path):
+    assert init(tmp_path / "open", "--insecure") == 0
+    other = subprocess.Popen(["sleep", "60"])
+    try:
+        with Local(tmp_path / "open") as local:
+            script = "sleep 61 & echo $! > $HERE/child; trap '' TERM; sleep 62"
+            local.start("one", ["/bin/sh", "-c", script], HERE=str(tmp_path))
+            while not (tmp_path / "child").is_file() or not (tmp_path / "child").read_text():
+                time.sleep(0.02)
+            child = int((tmp_path / "child").read_text())
+            local.stop("one", signal.SIGKILL)
+            for _ in range(200):  # its new parent has to fetch it
+                if not Path(f"/proc/{child}/cmdline").is_file() or not _command(child):
+                    break
+                time.sleep(0.02)
+            assert not _command(child)
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+def _command(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path):
+    assert init(tmp_path / "open", "--insecure") == 0
+    (tmp_path / "open/operator/superlink.sh").write_text("echo no such thing as a server; exit 3\n")
+    with Local(tmp_path / "open") as local, pytest.raises(FederationError, match="no such thing"):
+        local.superlink()
+
+
+# ---- no pickle -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("part", ["federated", "deploy"])
+def test_nothing_there_can_unpickle(part):
+    for path in (SOURCE / part).rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        names = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+        names |= {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+        assert not names & {"pickle", "dill", "cloudpickle", "marshal", "shelve", "yaml"}, path
+        calls = {ast.unparse(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
+        assert not calls & {"torch.load", "eval", "exec", "numpy.load", "np.load"}, path
+
+
+def test_flower_is_named_when_it_is_missing(monkeypatch):
+    for name in [n for n in sys.modules if n.startswith(("flwr", "undrift.federated.flower"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    with pytest.raises(fl.errors.MissingExtra, match=r"undrift\[flower\]"):
+        __import__("undrift.federated.flower")
+
+
+# ---- the guide -----------------------------------------------------------------------------------
+def blocks(kind):
+    page = SOURCE.parent.parent / "docs" / "from-simulation-to-silos.md"
+    if not page.is_file():
+        pytest.skip("the documentation is not beside the package")
+    return re.findall(rf"^```{kind}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def test_the_guide_says_what_is_true(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (leak,) = blocks("python")
+    exec(compile(leak, "guide", "exec"), {})
+    (private,) = blocks("toml")
+    table = parse_table(private, "guide")
+    [made] = load("digits", ["rounds=1"], **table)
+    assert made.algorithm.rules == (fl.Private(0.5, 1.0, 100),)
+    pytest.importorskip("cryptography")
+    (line,) = [x for b in blocks("sh") for x in b.splitlines() if " deploy init " in x]
+    assert main(shlex.split(line)[1:]) == 0

@@ -1,0 +1,113 @@
+"""Policy files: what is written is what is read, and everything else is refused by name."""
+
+import json
+import struct
+
+import pytest
+import torch
+
+import undrift as fl
+from undrift.agent import load_agent
+from undrift.errors import ConfigError, PolicyError
+from undrift.rules import Policy, Steered, Steering
+from undrift.rules.policy import decode_policy, encode_policy, read_policy, shipped_policies
+
+
+def layers(inputs: int = 1, knobs: int = 2, width: int = 5, seed: int = 0):
+    made = torch.Generator().manual_seed(seed)
+    shapes = [(width, inputs), (width, width), (knobs, width)]
+    return tuple(
+        (torch.randn(*s, generator=made), torch.randn(s[0], generator=made)) for s in shapes
+    )
+
+
+def test_a_policy_is_read_as_it_was_written(tmp_path):
+    steering = Steering(("alpha2", "server_lr"), (0.05, 0.2), ("pca", "knobs"), "fit")
+    told = {"name": "mine", "rounds": 7}
+    path = tmp_path / "mine.safetensors"
+    path.write_bytes(encode_policy(layers(3), steering, told))
+    agent = read_policy(path)
+    assert agent.steering == steering and agent.about == told
+    for (w, b), (mine, own) in zip(layers(3), agent.layers, strict=True):
+        assert torch.equal(w, mine) and torch.equal(b, own)
+    assert Policy(str(path)).digest == agent.digest
+
+
+def test_shipped_policies_are_whole():
+    assert {"still", "digits"} <= set(shipped_policies())
+    for name in shipped_policies():
+        assert fl.fedrl(0.1, policy=name).rules[-1].policy.digest == read_policy(name).digest
+
+
+@pytest.mark.parametrize("name", [n for n in shipped_policies() if n != "still"])
+def test_a_shipped_policy_has_the_record_and_the_file_that_made_it(name):
+    path = shipped_policies()[name]
+    record = json.loads(path.with_suffix(".json").read_text("utf-8"))
+    assert record["digest"] == read_policy(name).digest
+    assert record["command"][:3] == ["undrift", "train-agent", name]
+    _, settings = load_agent(name)
+    assert {**settings.table(), **record["agent"]} == settings.table()
+    scores = {way: score["mean_return"] for way, score in record["evaluation"].items()}
+    assert scores["policy"] > scores["random"]
+
+
+@pytest.mark.parametrize("at", [0, 9, 60, 300, -1])
+def test_a_changed_byte_is_found(at):
+    data = bytearray(encode_policy(layers(), Steering(), {"a": 1}))
+    data[at] ^= 1
+    with pytest.raises(PolicyError):
+        decode_policy(bytes(data), "here")
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -4])
+def test_a_file_that_was_cut_off_is_found(keep):
+    data = encode_policy(layers(), Steering(), {})
+    with pytest.raises(PolicyError, match="cut off"):
+        decode_policy(data[:keep], "here")
+
+
+def test_another_description_is_found():
+    data = encode_policy(layers(), Steering(), {})
+    (length,) = struct.unpack("<Q", data[:8])
+    head = json.loads(data[8 : 8 + length])
+    head["__metadata__"]["about"] = head["__metadata__"]["about"].replace("0.1", "0.9")
+    text = json.dumps(head).encode()
+    changed = struct.pack("<Q", len(text)) + text + data[8 + length :]
+    with pytest.raises(PolicyError, match="digest differs"):
+        decode_policy(changed, "here")
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (lambda: encode_policy(layers(2), Steering(), {}), "layer 0 has weight"),
+        (lambda: encode_policy(layers(1, 3), Steering(), {}), "3 numbers for 2 knobs"),
+        (lambda: encode_policy((), Steering(), {}), "layers were left out"),
+        (lambda: Steering(("alpha3",)), "Did you mean 'alpha"),
+        (lambda: Steering(("alpha1", "alpha1")), "each once"),
+        (lambda: Steering(("alpha1",), (0.1, 0.1)), "one number in"),
+        (lambda: Steering(reach=(0.1, 2.0)), "one number in"),
+        (lambda: fl.fedrl(0.1, policy="digit"), "Did you mean 'digits'"),
+        (lambda: fl.fedrl(0.1, policy="none/such.safetensors"), "no policy file"),
+        (lambda: fl.fedrl(0.1, policy=""), "give the name"),
+        (lambda: fl.fedrl(0.1, client="scaff"), "Did you mean 'scaf'"),
+        (lambda: Policy("still", "0" * 64), "another policy of that name"),
+        (lambda: Steered(Policy("still"), steering=Steering(("alpha1",))), "was trained with"),
+    ],
+)
+def test_what_does_not_fit_is_refused(made, says):
+    with pytest.raises(ConfigError, match=says):
+        made()
+
+
+def test_numbers_that_are_none_are_refused():
+    (w, b), *rest = layers()
+    with pytest.raises(PolicyError, match="NaN"):
+        encode_policy(((w * float("nan"), b), *rest), Steering(), {})
+
+
+def test_a_policy_outlives_an_experiment_file():
+    made = fl.Experiment("digits", "mlp", fl.fedrl(0.1, policy="still"), rounds=3)
+    again = fl.Experiment.from_toml(made.to_toml())
+    assert again == made
+    assert again.algorithm.rules[-1].policy.digest == read_policy("still").digest

@@ -82,6 +82,7 @@ def test_structures_that_differ_share_the_gradient():
     assert [g.size for g in fleet._runner.groups] == [4, 2, 2, 2, 2, 2, 2]
 
 
+@pytest.mark.slow
 def test_the_whole_grid_of_comfed():
     cells = [
         (c, s) for c in ("sgd", "prox", "scaf", "nova") for s in ("sgd", "adam", "adagrad", "yogi")

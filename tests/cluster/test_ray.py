@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -127,6 +128,17 @@ def test_an_actor_that_hangs_is_cut_off(undisturbed):
     os.kill(trainer.engine.crew.about[1]["process"], signal.SIGSTOP)
     trainer.run(2)
     assert trainer.engine.replaced == [1] and same_bits(trainer, undisturbed)
+
+
+def test_rows_are_deleted_with_their_trainer_even_if_an_actor_is_gone():
+    trainer = everything(tiny_world())
+    trainer.round()
+    folders = [Path(told["folder"]) for told in trainer.engine.crew.about.values()]
+    assert all(folder.is_dir() for folder in folders)
+    kill(trainer, 1)
+    del trainer
+    gc.collect()
+    assert not any(folder.exists() for folder in folders)
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------
@@ -257,7 +269,7 @@ def test_the_dashboard_asks_for_a_token_too(tmp_path):
         from undrift.engines import ray_cluster as launcher
         launcher.connect(dashboard=True)
         import ray
-        place = ray.get_runtime_context().worker.node.webui_url
+        place = ray._private.worker._global_node.webui_url
         assert place.startswith("127.0.0.1:")
         for token in (None, "wrong", os.environ["RAY_AUTH_TOKEN"]):
             headers = {} if token is None else {"Authorization": f"Bearer {token}"}

@@ -126,6 +126,7 @@ def longhand(labels, clients, alpha, chance):
 
 
 @pytest.mark.parametrize("alpha", [0.1, 1.0])
+@pytest.mark.slow
 def test_the_fast_dirichlet_client_has_the_statistics_of_the_longhand_one(alpha):
     labels = np.repeat(np.arange(4), [150, 90, 40, 20])  # classes run out at different times
     chance = np.random.default_rng(0)

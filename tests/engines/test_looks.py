@@ -41,7 +41,16 @@ BUILDS = [
 ]
 
 
-@pytest.mark.parametrize("builds", [BUILDS[:1], BUILDS[2:3], BUILDS[3:4], BUILDS[:2], BUILDS])
+@pytest.mark.parametrize(
+    "builds",
+    [
+        BUILDS[:1],
+        BUILDS[2:3],
+        BUILDS[3:4],
+        BUILDS[:2],
+        pytest.param(BUILDS, marks=pytest.mark.slow),
+    ],
+)
 def test_lanes_change_no_number(builds):
     """Own probes, shared ones, reviews; one sentence with other numbers; several sentences."""
     fleet = fl.Fleet([world(build(), seed) for seed, build in enumerate(builds)])

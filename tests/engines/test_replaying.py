@@ -26,6 +26,7 @@ NAMES = [
     "rfedavg",
     "qfedavg",
 ]
+FAST = ("scaffold", "mime", "fedvra_u", "rfedavg")
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +50,9 @@ def test_what_an_earlier_recording_may_write_over_is_destroyed(recorded):
     assert held["b"].tolist() == [3, 3]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in NAMES]
+)
 def test_replayed_rounds_are_those_of_the_reference(name, recorded):
     build = BUILDS.get(name, lambda: catalogue()[name].build(lr=0.05))
     special = SPECIAL.get(name, {})
@@ -65,7 +68,7 @@ def test_replayed_rounds_are_those_of_the_reference(name, recorded):
         (skewed, LOOKING),
         (unequal, UNEQUAL[:1]),
         (unequal, UNEQUAL[-1:]),
-        (unequal, UNEQUAL),
+        pytest.param(unequal, UNEQUAL, marks=pytest.mark.slow),
     ],
 )
 def test_replayed_lanes_are_those_of_the_reference(world, builds, recorded):

@@ -286,6 +286,39 @@ def test_damaged_rows_are_found_before_a_run_goes_on(tmp_path):
         again.load(tmp_path / "kept")
 
 
+@fl.record
+class Homesick(fl.Rule):
+    """Pulls towards the model that a client began with."""
+
+    def init_client(self, w, sizes):
+        return w.clone()
+
+    def direction(self, g, view):
+        return g + 0.1 * (view.w - view.mine)
+
+
+@pytest.mark.parametrize("state", ["device", "file"])
+def test_whoever_was_never_seen_begins_as_the_checkpoint_says(state, tmp_path):
+    """The network of a process that goes on may have been drawn anew."""
+    world, algorithm = tiny_world(), fl.Algorithm((Homesick(),))
+    world = world._replace(sampler=fl.data.Explicit([[0, 1], [2, 3], [4, 5]], [1.0] * 6))
+    whole = world.trainer(algorithm)
+    whole.run(3)
+    rows = {"state": state, **({"state_path": tmp_path / "rows"} if state == "file" else {})}
+    first = world.trainer(algorithm, engine="owners", **rows)
+    first.round()
+    first.save(tmp_path / "kept")
+    del first
+    torch.manual_seed(123)
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    other = world._replace(task=fl.Task(net, feature="1", dtype=torch.float64))
+    second = other.trainer(algorithm, engine="owners", hire=Losing, **rows)
+    assert second.load(tmp_path / "kept")
+    second.engine.crew.plan = ("train", 0, 0, True)
+    second.run(2)
+    assert second.engine.replaced == [0] and far(second, whole) <= 1e-12
+
+
 def test_files_without_a_path_are_refused():
     with pytest.raises(ConfigError, match="state_path"):
         everything(tiny_world(), state="file")
@@ -412,6 +445,11 @@ def test_rows_are_deleted_with_the_trainer_and_those_of_dead_runs_later(tmp_path
     assert not (tmp_path / f"{member.PREFIX}old").exists()
     assert (tmp_path / f"{member.PREFIX}new").exists() and held.path.is_dir()
     held.remove()
+    member.remove_scratch(str(tmp_path / f"{member.PREFIX}new"))
+    assert not (tmp_path / f"{member.PREFIX}new").exists()
+    member.remove_scratch(str(tmp_path))  # of this name nothing is ours
+    member.remove_scratch("")
+    assert tmp_path.is_dir()
 
 
 def test_another_plan_is_not_forced_on_another_number_of_owners(caplog):

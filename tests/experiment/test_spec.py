@@ -167,7 +167,7 @@ BAD = {
     "evaluate.target=high": "must be a number",
     "hold.client_test=1.0": "[0, 1)",
     "hold.validation_clients=-0.1": "[0, 1)",
-    "engine.use=ray": "no choice named 'ray'",
+    "engine.use=spark": "no choice named 'spark'",
     "engine.chunk=0": "whole number",
     "engine={use='reference', chunk=3}": "belong to",
     "arrival={rounds=0}": "whole number",

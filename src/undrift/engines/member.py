@@ -153,7 +153,7 @@ class Member:
         return pack(written(entries))
 
     def _restore(self, common: Any, own: Any) -> None:
-        told = unpack({**own, **common})
+        told = unpack(own)
         self.tier.restore(told["ids"].tolist(), told)
 
     def _template(self, common: Any, own: Any) -> None:
@@ -228,6 +228,12 @@ class Scratch:
         """Delete the folder."""
         os.close(self._lock)
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def remove_scratch(path: str) -> None:
+    """Delete the folder of an owner that is gone, if it is on this machine."""
+    if Path(path).name.startswith(PREFIX):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def sweep(base: Path) -> None:

@@ -20,7 +20,7 @@ from undrift.core.tree import leaves
 from undrift.data.checks import check_whole
 from undrift.data.federation import Federation
 from undrift.engines.crew import Brief, Crew, Failed, Lost, failed, raise_failed
-from undrift.engines.member import Member
+from undrift.engines.member import Member, remove_scratch
 from undrift.engines.ray_cluster import Each, connect, first_line, load_ray, resources, share_out
 from undrift.engines.sharded import Sharded, check_options
 from undrift.errors import ConfigError, FederationError
@@ -202,16 +202,21 @@ class RayCrew:
 
     def close(self) -> None:
         """Let all actors delete what they kept for this run; then they are free for another."""
-        if not (self._open and self._ray.is_initialized()):
+        if not self._open:
             return
         self._open = False
-        said = [(actor, actor.end.remote()) for actor in self._actors.values()]
-        for actor, answer in said:
+        if not self._ray.is_initialized():  # Ray would start a new cluster to be asked anything
+            for told in self.about.values():
+                remove_scratch(told["folder"])
+            return
+        said = {owner: actor.end.remote() for owner, actor in self._actors.items()}
+        for owner, answer in said.items():
             try:
                 self._ray.get(answer, timeout=10)
-                _idle.append((self._each, actor))
+                _idle.append((self._each, self._actors[owner]))
             except Exception:  # whatever it is: nobody needs this actor any more
-                _end(self._ray, actor)
+                _end(self._ray, self._actors[owner])
+                remove_scratch(self.about.get(owner, {}).get("folder", ""))
 
 
 _idle: list[tuple[Each, Any]] = []  # actors whose engine is gone: another run starts sooner

@@ -88,8 +88,8 @@ class ShardFiles:
 
     def restore(self, ids: list[int], tensors: Table) -> list[Entry]:
         """Check that rows are what a checkpoint refers to."""
-        self.fresh = tensors["template"]
-        table = {n: tensors[n] for n in ("ids", "slots", "fingerprints", "template")}
+        table = {n: tensors[n] for n in ("ids", "slots", "fingerprints")}
+        table["template"] = self.fresh
         for shard in _by_shard(ids):
             self._file(shard).restore(*_with_ids(_of_shard(table, shard)))
         return entries_of(tensors["slots"], tensors["fingerprints"])
@@ -176,11 +176,11 @@ class FarRows:
     def restore(self, ids: list[int], tensors: Table) -> list[Entry]:
         """Hand rows back to their owners, or let them check that they have them."""
         self.fresh = tensors["template"]
+        self.ask("template", [], {"template": self.fresh})
         if not self.kept:
             return self.write(ids, tensors["rows"], {})
-        values = {n: tensors[n] for n in ("slots", "fingerprints")}
         if ids:
-            self.ask("restore", ids, {**values, "template": tensors["template"]})
+            self.ask("restore", ids, {n: tensors[n] for n in ("slots", "fingerprints")})
         self.retain([tensors])
         return entries_of(tensors["slots"], tensors["fingerprints"])
 

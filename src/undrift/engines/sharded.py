@@ -333,7 +333,7 @@ class Sharded(Engine):
     ) -> list[tuple[Tensor, Any]]:
         """Ask the owners of these clients about their rows; without ids, ask everybody."""
         common = {n: pack(v) for n, v in values.items() if n not in ("rows", *ENTRIES)}
-        if what in ("claim", "retain"):
+        if what in ("claim", "retain", "template"):
             self._told[what] = common
         own: dict[int, Any] = {k: {} for k in range(len(self.shards))}
         places = self._places(ids)

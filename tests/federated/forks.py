@@ -6,12 +6,20 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from federated.silos import FIRST
 from undrift.federated.grid import Answer, Ask
 
 Fate = Callable[[int, str], str]  # client, phase -> "", "raise", "exit", "kill", "hang", "half"
+
+
+def _ready(pipes: Iterable[int], seconds: float) -> list[int]:
+    """Wait for some of them; `select` does not where a process has more than 1024 files open."""
+    poll = select.poll()
+    for pipe in pipes:
+        poll.register(pipe, select.POLLIN)
+    return [pipe for pipe, _ in poll.poll(1000 * seconds)]
 
 
 class ForkGrid:
@@ -29,8 +37,7 @@ class ForkGrid:
         said = dict.fromkeys(running, b"")
         try:
             while running and time.monotonic() < end:
-                ready, _, _ = select.select(list(running), [], [], max(0, end - time.monotonic()))
-                for pipe in ready:
+                for pipe in _ready(running, max(0.0, end - time.monotonic())):
                     piece = os.read(pipe, 1 << 20)
                     said[pipe] += piece
                     if not piece:

@@ -277,8 +277,8 @@ def cohort_mean(algo: Algorithm, probes: tuple[Tree, ...], work: Assignment) -> 
 
 
 def by_client(values: Tensor, like: Tensor) -> Tensor:
-    """Shape one value per client so that it multiplies `like` [C, ...]."""
-    return values.reshape(-1, *[1] * (like.dim() - 1))
+    """Shape values [C], or of several experiments, so that they multiply `like` [C, ...]."""
+    return values.reshape(*values.shape, *[1] * (like.dim() - values.dim()))
 
 
 def mean_rows(summed: Tree, sizes: Tensor) -> Tree:

@@ -22,7 +22,7 @@ from undrift.core.task import Batch, Task
 from undrift.core.transfer import send
 from undrift.core.tree import Tree, leaves, tree_map
 from undrift.core.views import Carry
-from undrift.engines.engine import PIECE, Engine
+from undrift.engines.engine import PIECE, Engine, mean_rows
 from undrift.engines.examples import Examples
 from undrift.engines.graphs import Buffers
 from undrift.engines.group import Group
@@ -72,7 +72,8 @@ class Looks:
         for number, batch in self.walk(clients.info, part):
             some = group.look(hook, (), broadcast, clients, carry, batch, number)
             total = some if total is None else tree_map(torch.add, total, some)
-        return means(total, clients.info.size)
+        means: tuple[Tree, ...] = mean_rows(total, clients.info.size)
+        return means
 
 
 class OnLanes:
@@ -145,12 +146,6 @@ class OnLanes:
     def means(self, hook: str) -> tuple[Tree, ...]:
         """Give what was found: means with leading axes S, C."""
         _, sizes = self._rows
-        return means(tree_map(lambda v: v.unflatten(0, sizes.shape), self._sums[hook]), sizes)
-
-
-def means(total: Tree, size: Tensor) -> tuple[Tree, ...]:
-    """Divide sums over examples by their number."""
-    found: tuple[Tree, ...] = tree_map(
-        lambda v: v / size.reshape(*size.shape, *[1] * (v.dim() - 2)), total
-    )
-    return found
+        total = tree_map(lambda v: v.unflatten(0, sizes.shape), self._sums[hook])
+        means: tuple[Tree, ...] = mean_rows(total, sizes)
+        return means

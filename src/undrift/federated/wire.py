@@ -16,24 +16,12 @@ from torch import Tensor
 
 from undrift.core.tree import Tree, leaves, named_leaves, tree_map
 from undrift.errors import UndriftError
+from undrift.state.codes import CODES, DTYPES
 
 MARK = "undrift"  # the key of our words in safetensors' own metadata
 SLACK = 1024  # bytes: the words in front differ in length from message to message
 NAME_ALONE = "tree"  # what the only leaf of a tree that is a leaf is called
 
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-_CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 About = dict[str, Any]
 
@@ -51,7 +39,7 @@ class Leaf(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Count its bytes."""
-        return math.prod(self.shape) * _DTYPES[self.code].itemsize
+        return math.prod(self.shape) * DTYPES[self.code].itemsize
 
     def __str__(self) -> str:
         return f"{self.code} {list(self.shape)}"
@@ -68,7 +56,7 @@ class Form:
     def __init__(self, like: Tree) -> None:
         self._like = tree_map(as_leaf, like)
         self.leaves = {
-            name: Leaf(_CODES[v.dtype], tuple(v.shape)) for name, v in _named(self._like).items()
+            name: Leaf(CODES[v.dtype], tuple(v.shape)) for name, v in _named(self._like).items()
         }
         self.num_bytes = sum(leaf.num_bytes for leaf in self.leaves.values())
         self._table = len(_encoded(self._like, {})) - self.num_bytes
@@ -133,7 +121,7 @@ def _encoded(tree: Tree, about: About) -> bytes:
     table: dict[str, Any] = {"__metadata__": {MARK: json.dumps(about, allow_nan=False)}}
     for name, data in zip(names, body, strict=True):
         leaf, start, end = found[name], end, end + data.nbytes
-        shape, code = list(leaf.shape), _CODES[leaf.dtype]
+        shape, code = list(leaf.shape), CODES[leaf.dtype]
         table[name] = {"dtype": code, "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(table).encode()
     text += b" " * (-len(text) % 8)
@@ -236,7 +224,7 @@ def _check_tiles(places: dict[str, tuple[int, int]], length: int) -> None:
 
 
 def _tensor(leaf: Leaf, body: memoryview, at: tuple[int, int]) -> Tensor:
-    dtype = _DTYPES[leaf.code]
+    dtype = DTYPES[leaf.code]
     if at[0] == at[1]:
         return torch.empty(leaf.shape, dtype=dtype)
     if leaf.code == "BOOL" and max(body[at[0] : at[1]]) > 1:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from undrift.errors import ChangedExperiment, CheckpointError, ConfigError, CorruptCheckpoint
 from undrift.state import disk
+from undrift.state.codes import CODES, DTYPES
 from undrift.state.plain import differences, from_json, to_json
 
 MAGIC = b"\x89UNDRIFT"
@@ -34,22 +35,6 @@ _HEADER_SIZE = _LEAD.size + 32
 _MAX_NAMES = 100_000_000  # what readers of safetensors accept as the table of names
 _FILE_NAME = re.compile(r"round-(\d{8,})\.undrift")
 
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "U16": torch.uint16,
-    "U32": torch.uint32,
-    "U64": torch.uint64,
-    "BOOL": torch.bool,
-}
-_CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 logger = logging.getLogger("undrift")
 
@@ -262,7 +247,7 @@ def _encode(tensors: Mapping[str, Tensor], about: dict[str, str]) -> Iterator[by
         start, end = end, end + data.nbytes
         tensor = tensors[name]
         table[name] = {
-            "dtype": _CODES[tensor.dtype],
+            "dtype": CODES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [start, end],
         }
@@ -280,10 +265,10 @@ def _encode(tensors: Mapping[str, Tensor], about: dict[str, str]) -> Iterator[by
 
 
 def _bytes_of(name: str, tensor: Tensor) -> memoryview:
-    if tensor.dtype not in _CODES or tensor.layout != torch.strided:
+    if tensor.dtype not in CODES or tensor.layout != torch.strided:
         raise CheckpointError(
             f"tensor {name!r} is {tensor.dtype}, {tensor.layout}: a checkpoint holds dense tensors "
-            f"of {', '.join(str(d) for d in _CODES)}. Convert it."
+            f"of {', '.join(str(d) for d in CODES)}. Convert it."
         )
     if name == "__metadata__" or not name.isprintable():
         raise CheckpointError(f"a tensor cannot be named {name!r} in a checkpoint. Rename it.")
@@ -306,7 +291,7 @@ def _decode(payload: bytes) -> Checkpoint:
 
 def _tensor_of(entry: dict[str, Any], body: memoryview) -> Tensor:
     start, end = entry["data_offsets"]
-    dtype = _DTYPES[entry["dtype"]]
+    dtype = DTYPES[entry["dtype"]]
     if not 0 <= start <= end <= len(body):
         raise ValueError(f"offsets {start}..{end} in {len(body)} bytes")
     # A fresh copy: kernels may round differently on memory that is aligned differently.

@@ -81,16 +81,17 @@ def ceilings(device: str) -> dict[str, float]:
     before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
     tf32 = rate(2 * 8192.0**3, lambda: a @ a)
     torch.backends.cuda.matmul.allow_tf32 = before
+    narrow_rate = rate(2 * 8192.0**3, lambda: narrow @ narrow)
     return {
-        "bf16": rate(2 * 8192.0**3, lambda: narrow @ narrow),
+        "bf16": narrow_rate,
+        "fp16": narrow_rate,  # the same units
         "tf32": tf32,
         "bytes": rate(8.0 * 2**28, lambda: other.copy_(big)),
     }
 
 
-def floor(work: Work, algorithm: str, size: int, flops: float, precision: str, args: Any) -> Any:
+def floor(work: Work, algorithm: str, size: int, flops: float, precision: str, most: Any) -> Any:
     """Give the least milliseconds of a round by operations and by bytes, where it is known."""
-    most = args.most
     if precision not in most:
         return None
     step, once = PASSES[algorithm]
@@ -165,9 +166,7 @@ def measure(name: str, algorithm: str, options: dict[str, Any], args: Any) -> di
         "mflop_per_sample": flops / 1e6,
         "floor_ms": floor(
             work, algorithm, trainer.task.size, flops, options["precision"], args.most
-        )
-        if options["precision"] in args.most
-        else None,
+        ),
         "host_ms": host_time(trainer),
         "built_s": built,
         "losses": [first[0].loss, last[-1].loss],

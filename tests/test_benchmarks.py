@@ -81,3 +81,14 @@ def test_populations_of_two_sizes_are_compared(tmp_path, monkeypatch):
         assert one["peak_resident_bytes"] > 1e7 and one["state_bytes_on_disk"] > 0
         assert one["clients_seen"] > 3 and one["parameters"] == 8 * 6 + 6 + 6 * 4 + 4
     assert found["10"]["against_smallest"]["cpu_seconds"] == 1
+
+
+def test_the_least_time_of_a_round():
+    rounds = load("rounds")
+    work = rounds.WORKS["feddyn_100"]
+    most = {"bf16": 1e15, "bytes": 4e12}
+    least = rounds.floor(work, "fedavg", 1_000_000, 80e6, "bf16", most)
+    samples = work.cohort * work.steps * work.batch
+    assert least["operations"] == pytest.approx(80e6 * samples / 1e15 * 1e3)
+    assert least["bytes"] > 0
+    assert rounds.floor(work, "fedavg", 1_000_000, 80e6, "float32", most) is None

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from undrift.core.tree import Tree, leaves, rebuild, structure
@@ -41,25 +42,34 @@ class Fused:
         self.name, self.compiled = name, compiled
         self._made: Callable[..., Any] | None = None
         self._shape: Any = None  # of what the function returns
+        self._first: list[int] = []  # for every leaf the first one that is the same memory
         self._plain = False
 
     def __call__(self, *trees: Tree) -> Tree:
-        if self._made is None and not self._plain:
+        if self._plain:
+            return self.plain(*trees)
+        given = leaves(trees)
+        if self._made is None or (self.compiled and self._first != _first_of(given)):
             self._record(trees)
         if self._made is None:
             return self.plain(*trees)
-        return rebuild(self._shape, self._made(*leaves(trees)))
+        if self.compiled:
+            given = [v for i, v in enumerate(given) if self._first[i] == i]
+        return rebuild(self._shape, self._made(*given))
 
     def _record(self, trees: tuple[Tree, ...]) -> None:
         """Trace on copies, so that what is written in place is written once, later."""
-        shape = structure(trees)
+        shape, given = structure(trees), leaves(trees)
+        # The compiler takes what it is given twice for two, and compiles again when it sees them.
+        first = _first_of(given) if self.compiled else list(range(len(given)))
 
         def flat(*values: Any) -> list[Any]:
-            result = self.function(*rebuild(shape, list(values)))
+            by_place = dict(zip(sorted(set(first)), values, strict=True))
+            result = self.function(*rebuild(shape, [by_place[i] for i in first]))
             self._shape = structure(result)
             return leaves(result)
 
-        copies = [v.clone() for v in leaves(trees)]
+        copies = [_copy(v) for i, v in enumerate(given) if first[i] == i]
         try:
             traced = make_fx(flat)(*copies)
             made: Callable[..., Any] = traced
@@ -75,7 +85,23 @@ class Fused:
             log.info("%s runs unfused (%s: %s)", self.name, type(error).__name__, error)
             self._plain = True
             return
-        self._made = made
+        self._made, self._first = made, first
+
+
+def _first_of(tensors: Sequence[Tensor]) -> list[int]:
+    """Give for every tensor the place of the first that is the same memory, read the same way."""
+    seen: dict[Any, int] = {}
+    return [
+        seen.setdefault((v.data_ptr(), v.shape, v.stride(), v.dtype) if v.numel() else i, i)
+        for i, v in enumerate(tensors)
+    ]
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Copy with the gaps between rows: code made for other strides would be made again."""
+    once = tensor[tuple(slice(None if stride else 1) for stride in tensor.stride())]
+    room = torch.empty_strided(once.shape, once.stride(), dtype=once.dtype, device=once.device)
+    return room.copy_(once).expand_as(tensor)
 
 
 def _settings(traced: torch.fx.GraphModule) -> Any:

@@ -134,11 +134,16 @@ class Lanes:
         table = send(self._table(plans, total), self.now.device)
         moves = [_moves(stays) for stays in plans]
         for t in range(total + 1):
-            for rows, by_time in zip(self._rows, moves, strict=True):
-                _exchange(*rows, *by_time.get(t, ((), ())))
+            self._exchange([by_time.get(t, ((), ())) for by_time in moves])
             if t < total:
                 self.now.copy_(table[t])
                 step()
+
+    def _exchange(self, moves: Sequence[tuple[Sequence[Stay], Sequence[Stay]]]) -> None:
+        """Copy those who are done back to their place, then the next ones in."""
+        by_crew = list(zip(self._rows, moves, strict=True))
+        _copy([(c[s.client][0], m[s.lane][0]) for (c, m), (left, _) in by_crew for s in left])
+        _copy([(m[s.lane][1], c[s.client][1]) for (c, m), (_, come) in by_crew for s in come])
 
     def _table(self, plans: list[list[Stay]], total: int) -> Tensor:
         """Say for every step and lane who trains, on which batch, as which step: [T, 3, M].
@@ -198,17 +203,11 @@ def _by_type(tensors: Sequence[Tensor]) -> Row:
     return found
 
 
-def _exchange(cohort: _Rows, lanes: _Rows, leaving: Sequence[Stay], coming: Sequence[Stay]) -> None:
-    """Copy those who are done back to their place, then the next ones in."""
-    _copy([(cohort[s.client][0], lanes[s.lane][0]) for s in leaving])
-    _copy([(lanes[s.lane][1], cohort[s.client][1]) for s in coming])
-
-
 def _copy(pairs: Sequence[tuple[Row, Row]]) -> None:
-    """Copy clients, all of one type in one launch."""
-    for kind in pairs[0][0] if pairs else ():
-        to = [v for old, _ in pairs for v in old[kind]]
-        torch._foreach_copy_(to, [v for _, new in pairs for v in new[kind]])
+    """Copy clients, all of one type in one launch: few of them alone leave a device idle."""
+    for kind in dict.fromkeys(kind for old, _ in pairs for kind in old):
+        to = [v for old, _ in pairs for v in old.get(kind, ())]
+        torch._foreach_copy_(to, [v for _, new in pairs for v in new.get(kind, ())])
 
 
 def _moves(stays: Sequence[Stay]) -> dict[int, tuple[list[Stay], list[Stay]]]:

@@ -1,0 +1,53 @@
+"""A fused function is compiled once, for tensors as they lie in memory, and gives the same."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from undrift.engines.fused import Fused
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Count how often the compiler is called; it runs what it is given as it stands."""
+    calls = []
+
+    def backend(graph, inputs):
+        calls.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    return calls
+
+
+def aligned_rows():
+    """Give rows with gaps between them, as models have on a device."""
+    return torch.zeros(3, 8)[:, :5].copy_(torch.arange(15.0).view(3, 5))
+
+
+def test_rows_with_gaps_and_a_row_given_twice_are_compiled_for_once(compiled):
+    def move(w, point, step, lr):
+        w.copy_(w - lr * (step + point))
+        return w.sum(1)
+
+    w, step, lr = aligned_rows(), aligned_rows() + 1, torch.tensor([0.5]).expand(5)
+    mine, plain = Fused(move, "a step", compiled=True), w.clone()
+    for _ in range(3):
+        wanted = move(plain, plain.clone(), step, lr)
+        assert torch.equal(mine(w, w[:], step, lr), wanted)
+        assert torch.equal(w, plain)
+    assert len(compiled) == 1
+
+
+def test_what_was_the_same_and_no_longer_is_gets_code_of_its_own(compiled):
+    add = Fused(lambda a, b: a + 2 * b, "a sum", compiled=True)
+    a, b = torch.ones(4), torch.full((4,), 5.0)
+    assert torch.equal(add(a, a), torch.full((4,), 3.0))
+    assert torch.equal(add(a, b), torch.full((4,), 11.0))
+    assert torch.equal(add(b, b), torch.full((4,), 15.0))
+
+
+def test_empty_tensors_are_never_the_same(compiled):
+    shapes = Fused(lambda a, b: (a.sum() + 1, b.sum() + 2), "sums", compiled=True)
+    assert shapes(torch.zeros(0), torch.zeros(0)) == (torch.tensor(1.0), torch.tensor(2.0))

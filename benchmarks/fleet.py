@@ -29,6 +29,7 @@ from undrift.fleet import Fleet
 
 CLIENTS = ("sgd", "prox", "scaf", "nova")
 SERVERS = ("sgd", "adam", "adagrad", "yogi")
+CELLS = "sgd-sgd,prox-yogi,scaf-adam,nova-adagrad,sgd-adam,prox-sgd"  # two of each seed
 
 
 def federations(args: Any) -> list[fl.Federation]:
@@ -89,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", default="tf32")
-    parser.add_argument("--alone", default="sgd-sgd,prox-yogi,scaf-adam,nova-adagrad")
+    parser.add_argument("--alone", default=CELLS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--turns", type=int, default=3)

@@ -3,6 +3,8 @@
     python benchmarks/rounds.py --json rounds.json          on a CUDA device
     python benchmarks/rounds.py --tiny                      the same code on little work, on any
 
+What a file of the same device and versions has is not measured again.
+
 Rounds are queued without waiting in between, as in `Trainer.run`, and timed by the wall clock; the
 profile is of one further round.  A sample's operations are those of its forward pass, its weight
 gradients and its input gradients but the first layer's (2 per multiplication and addition).
@@ -221,11 +223,16 @@ def main() -> None:
     card = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor()
     args.most = ceilings(args.device)
     made = {"torch": torch.__version__, "device": card, "undrift": fl.__version__}
-    made |= {"ceilings": args.most, "results": []}
+    before = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
+    kept = [r for r in before.get("results", []) if "error" not in r]
+    kept = kept if made.items() <= before.items() else []
+    made |= {"ceilings": args.most, "results": kept}
     for name in args.works.split(","):
         for algorithm in args.algorithms.split(","):
             for precision in args.precisions.split(","):
                 options = {"precision": precision, **json.loads(args.options)}
+                if any(has(one, name, algorithm, options) for one in kept):
+                    continue
                 try:
                     one = measure(name, algorithm, options, args)
                 except Exception as error:  # the others go on
@@ -238,6 +245,11 @@ def main() -> None:
                 if args.device == "cuda":
                     torch.cuda.empty_cache()
                     torch.cuda.reset_peak_memory_stats()
+
+
+def has(one: dict[str, Any], work: str, algorithm: str, options: dict[str, Any]) -> bool:
+    same = one["options"] == {k: str(v) for k, v in options.items()}
+    return same and one["work"] == work and one["algorithm"] == algorithm
 
 
 def show(one: dict[str, Any]) -> None:

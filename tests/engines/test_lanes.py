@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import undrift as fl
+from undrift.engines import copies
 from undrift.engines.lanes import cohorts, lanes_for, length, timetable
 from undrift.testing.compare import distance
 from undrift.testing.world import numbers
@@ -79,9 +80,11 @@ BUILDS = [
 ]
 
 
+@pytest.mark.parametrize("large", [1, copies.LARGE])  # bytes: by a table, by torch
 @pytest.mark.parametrize("builds", [BUILDS[:1], BUILDS[-1:], BUILDS[:2], BUILDS])
-def test_lanes_change_no_number(builds):
+def test_lanes_change_no_number(builds, large, monkeypatch):
     """One experiment, plain steps in place, one sentence with other numbers, several sentences."""
+    monkeypatch.setattr(copies, "LARGE", large)
     fleet = fl.Fleet([world(build(), seed) for seed, build in enumerate(builds)])
     fleet.run(3)
     lanes = fleet._runner.lanes

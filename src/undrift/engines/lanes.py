@@ -25,6 +25,7 @@ from torch import Tensor
 from undrift.core.random import fold, permutation
 from undrift.core.transfer import send
 from undrift.core.tree import leaves, tree_map
+from undrift.engines.copies import Copies, Pair, Row, row_of
 from undrift.engines.examples import Examples
 from undrift.engines.graphs import Buffers, aligned
 from undrift.engines.group import Group, split
@@ -133,17 +134,23 @@ class Lanes:
         total = max(length(stays) for stays in plans)
         table = send(self._table(plans, total), self.now.device)
         moves = [_moves(stays) for stays in plans]
+        times = [[by_time.get(t, ((), ())) for by_time in moves] for t in range(total + 1)]
+        exchanges = Copies([pairs for now in times for pairs in self._exchange(now)], table.device)
         for t in range(total + 1):
-            self._exchange([by_time.get(t, ((), ())) for by_time in moves])
+            exchanges.make(2 * t)
+            exchanges.make(2 * t + 1)
             if t < total:
                 self.now.copy_(table[t])
                 step()
 
-    def _exchange(self, moves: Sequence[tuple[Sequence[Stay], Sequence[Stay]]]) -> None:
-        """Copy those who are done back to their place, then the next ones in."""
+    def _exchange(
+        self, moves: Sequence[tuple[Sequence[Stay], Sequence[Stay]]]
+    ) -> tuple[list[Pair], list[Pair]]:
+        """Pair those who are done with their places, and the next ones with theirs."""
         by_crew = list(zip(self._rows, moves, strict=True))
-        _copy([(c[s.client][0], m[s.lane][0]) for (c, m), (left, _) in by_crew for s in left])
-        _copy([(m[s.lane][1], c[s.client][1]) for (c, m), (_, come) in by_crew for s in come])
+        back = [(c[s.client][0], m[s.lane][0]) for (c, m), (left, _) in by_crew for s in left]
+        into = [(m[s.lane][1], c[s.client][1]) for (c, m), (_, come) in by_crew for s in come]
+        return back, into
 
     def _table(self, plans: list[list[Stay]], total: int) -> Tensor:
         """Say for every step and lane who trains, on which batch, as which step: [T, 3, M].
@@ -173,9 +180,6 @@ class Lanes:
         stepping.take(self.groups, self.seats, self.models, batch, keys, numbers)
 
 
-Row = dict[torch.dtype, list[Tensor]]  # the tensors of one client, by type
-
-
 class _Rows:
     """The clients of a seat, tensor by tensor; kept, for the memory keeps its place."""
 
@@ -192,22 +196,8 @@ class _Rows:
             moving = [v[a, b] for v in leaves(self.seat.carry)]
             rest = [v[a] for v in leaves((self.seat.numbers, self.seat.broadcast))]
             rest += [v[a, b] for v in leaves(self.seat.clients)]
-            self._kept[place] = _by_type(moving), _by_type(moving + rest)
+            self._kept[place] = row_of(moving), row_of(moving + rest)
         return self._kept[place]
-
-
-def _by_type(tensors: Sequence[Tensor]) -> Row:
-    found: Row = {}
-    for tensor in tensors:
-        found.setdefault(tensor.dtype, []).append(tensor)
-    return found
-
-
-def _copy(pairs: Sequence[tuple[Row, Row]]) -> None:
-    """Copy clients, all of one type in one launch: few of them alone leave a device idle."""
-    for kind in dict.fromkeys(kind for old, _ in pairs for kind in old):
-        to = [v for old, _ in pairs for v in old.get(kind, ())]
-        torch._foreach_copy_(to, [v for _, new in pairs for v in new.get(kind, ())])
 
 
 def _moves(stays: Sequence[Stay]) -> dict[int, tuple[list[Stay], list[Stay]]]:

@@ -15,6 +15,7 @@ from undrift.experiment.family import is_figure, paper_files, paper_settings, se
 from undrift.papers import Options, chosen_settings, counts, read_records, reproduce
 from undrift.papers.figures import CURVES_OF
 from undrift.papers.plan import experiments_of
+from undrift.papers.records import UNFINISHED
 
 OUT, TINY_OUT, RECORDS = "runs/reproduce", "runs/reproduce-tiny", "reproductions"
 
@@ -107,10 +108,16 @@ def _show(entries: Sequence[dict[str, Any]]) -> None:
     for one in entries:
         gap = "" if one["difference"] is None else f"{one['difference']:+.2f}"
         mark = "differs" if one["differs"] else ""
-        note = mark if one["kind"] == "full" else f"{one['kind']}, {one['rounds']} rounds"
+        note = mark if one["kind"] == "full" else f"{one['kind']}, {_rounds(one['rounds'])}"
         cell = f"{one['setting']} {one['name']}"
         rows.append([cell, number(one["ours"]), number(one["paper"]), gap, note])
     print("\n".join(aligned(rows)))
+    if any(one["kind"] == UNFINISHED for one in entries):
+        print("unfinished cells go on when the same command is run again")
+
+
+def _rounds(count: int) -> str:
+    return f"{count} round" + ("" if count == 1 else "s")
 
 
 def number(found: dict[str, Any]) -> str:

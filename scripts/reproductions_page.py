@@ -228,10 +228,12 @@ def curve_numbers(paper: dict[str, Any], entry: dict[str, Any]) -> list[str]:
 
 def number(found: dict[str, Any], digits: int = 2) -> str:
     """Write mean ± deviation."""
+    lost = found.get("diverged")
     if found.get("value") is None:
-        return "diverged" if found.get("diverged") else ""
+        return "diverged" if lost else ""
     std = found.get("std")
-    return f"{found['value']:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
+    told = f"{found['value']:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
+    return f"{told} ({lost} of {len(found['each'])} diverged)" if lost else told
 
 
 def difference(entry: dict[str, Any]) -> str:

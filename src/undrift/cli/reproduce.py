@@ -126,10 +126,12 @@ def number(found: dict[str, Any]) -> str:
     >>> number({"value": 67.72, "std": 0.2}), number({"value": 33.1, "std": None})
     ('67.72 ± 0.20', '33.10')
     """
+    lost = found.get("diverged")
     if found.get("value") is None:
-        return "diverged" if found.get("diverged") else "-"
+        return "diverged" if lost else "-"
     std = found.get("std")
-    return f"{found['value']:.2f}" + ("" if std is None else f" ± {std:.2f}")
+    told = f"{found['value']:.2f}" + ("" if std is None else f" ± {std:.2f}")
+    return f"{told} ({lost} diverged)" if lost else told
 
 
 def _list(chosen: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sources import people
 from undrift.cli import main
 from undrift.experiment.batch import run_together
 from undrift.experiment.family import paper_settings
@@ -14,6 +15,7 @@ from undrift.experiment.names import sections
 from undrift.papers import running
 from undrift.papers.records import counts, read_records
 from undrift.papers.running import Options, reproduce
+from undrift.sources.sent140 import CSV
 
 from .small import small
 
@@ -236,6 +238,15 @@ def test_without_data_the_next_move_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["reproduce", "fedvra-table4", "--device", "cpu", "--quiet"]) == 2
     assert "undrift data get mnist" in capsys.readouterr().err
+
+
+def test_without_word_vectors_they_are_named(tmp_path, monkeypatch, capsys):
+    people.tweet_csv(tmp_path / "data/sent140" / CSV, {f"user{k}": 4 for k in range(24)})
+    monkeypatch.setenv("UNDRIFT_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("rfedavg-table1-sent140-noniid", "rfedavg-table2-sent140-iid"):
+        assert main(["reproduce", name, "data.verify=false", "--device", "cpu", "--quiet"]) == 2
+        assert "nlp.stanford.edu/projects/glove" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from sources import people
 from undrift.cli import main
 from undrift.experiment.batch import run_together
 from undrift.experiment.family import paper_settings
-from undrift.experiment.names import sections
 from undrift.papers import running
 from undrift.papers.records import counts, read_records
 from undrift.papers.running import Options, reproduce
@@ -247,15 +246,3 @@ def test_without_word_vectors_they_are_named(tmp_path, monkeypatch, capsys):
     for name in ("rfedavg-table1-sent140-noniid", "rfedavg-table2-sent140-iid"):
         assert main(["reproduce", name, "data.verify=false", "--device", "cpu", "--quiet"]) == 2
         assert "nlp.stanford.edu/projects/glove" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", paper_settings())
-def test_every_setting_runs_tiny(name, tmp_path, monkeypatch):
-    setting = paper_settings()[name]
-    model = setting.table["model"]["use"]
-    if model not in sections()["model"]:
-        pytest.skip(f"there is no model {model}")
-    found = tiny(name, tmp_path, monkeypatch)
-    assert set(found) == {(name, method) for method in setting.cells}
-    assert {e["rounds"] for e in found.values()} == {2}

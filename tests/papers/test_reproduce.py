@@ -213,8 +213,13 @@ def test_the_list_counts_full_records(small, capsys):
     capsys.readouterr()
     assert main(["reproduce", "--list"]) == 0
     assert "1 of 4 cells in 2 settings" in capsys.readouterr().out
+    path = small / "reproductions/small.json"
+    found = json.loads(path.read_text())
+    stray = [{**found["cells"][0], "method": "fedprox", "kind": kind} for kind in ("tiny", None)]
+    path.write_text(json.dumps({**found, "cells": [*found["cells"], *stray]}))
     assert main(["reproduce", "small", "--list"]) == 0
     assert "small-slow: 1 of 2 cells" in capsys.readouterr().out
+    assert counts(small / "reproductions") == {"small": (1, 4)}
 
 
 # ------------------------------------------------------------------------------------------ tiny

@@ -12,10 +12,10 @@ from undrift.core.precision import PRECISIONS
 from undrift.errors import ConfigError, unknown_name
 from undrift.experiment.comparison import aligned
 from undrift.experiment.family import is_figure, paper_files, paper_settings, settings_of
-from undrift.papers import Options, chosen_settings, counts, read_records, reproduce
+from undrift.papers import Options, chosen_settings, counts, reproduce
 from undrift.papers.figures import CURVES_OF
 from undrift.papers.plan import experiments_of
-from undrift.papers.records import UNFINISHED
+from undrift.papers.records import UNFINISHED, full_cells
 
 OUT, TINY_OUT, RECORDS = "runs/reproduce", "runs/reproduce-tiny", "reproductions"
 
@@ -139,8 +139,8 @@ def _list(chosen: argparse.Namespace) -> int:
     records = _folder(chosen.records, "--records", RECORDS)
     if chosen.names:
         for setting in chosen_settings(chosen.names):
-            found = read_records(records / f"{setting.family}.json")["cells"]
-            done = sum(one.get("setting") == setting.name for one in found)
+            found = full_cells(records / f"{setting.family}.json")
+            done = sum(name == setting.name for name, _ in found)
             title = f"{setting.paper['of']} {setting.paper['table']}, {setting.title}"
             print(f"{setting.name}: {done} of {len(setting.cells)} cells  {title}".rstrip(", "))
         return 0

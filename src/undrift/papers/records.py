@@ -117,7 +117,12 @@ def counts(folder: Path, figures: bool = False) -> dict[str, tuple[int, int]]:
         if is_figure(family) is not figures:
             continue
         cells = {(s.name, m) for s in settings_of(family) for m in s.cells}
-        records = read_records(folder / f"{family}.json")
-        found = {(e.get("setting"), e.get("method")) for e in records["cells"]}
+        found = full_cells(folder / f"{family}.json")
         made[family] = (len(cells & found), len(cells))
     return made
+
+
+def full_cells(path: Path) -> set[tuple[str, str]]:
+    """Name the setting and method of every full record; others count for nothing."""
+    cells = read_records(path)["cells"]
+    return {(e.get("setting"), e.get("method")) for e in cells if e.get("kind") == "full"}

@@ -125,9 +125,9 @@ def experiments_of(setting: Setting, options: Options) -> list[Experiment]:
 
 
 def _written_out(method: Mapping[str, Any]) -> list[Table]:
-    """Write out the sweeps of one [[algorithm]], each with the label that it has among them."""
-    found = [(one.table["algorithm"], one.label) for one in expand({"algorithm": method})]
-    return [t if algorithm_label(t) == label else {**t, "label": label} for t, label in found]
+    """Write out the sweeps of one [[algorithm]]; a label stays what it is, whatever is changed."""
+    found = expand({"algorithm": method})
+    return [{**one.table["algorithm"], "label": one.label} for one in found]
 
 
 def _check_changes(changes: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from reproductions_claims import claim_rows
 from reproductions_costs import COHORT, PARAMETERS, STEPS, client_rows, delta_rows, server_rows
+from reproductions_pictures import draw
 
 from undrift.experiment.family import Setting, is_figure, paper_files, settings_of
 from undrift.papers import counts, read_records
@@ -21,7 +22,6 @@ RECORDS = ROOT / "reproductions"
 PAGE = ROOT / "docs" / "reproductions.md"
 PICTURES = "pictures/reproductions"
 FEW_COLUMNS = 5  # of a table with many
-ALSO_DRAWN = ("train_loss", "train_accuracy", "norm_model", "client_accuracy_worst10")
 
 INTRODUCTION = """\
 # Reproductions
@@ -29,7 +29,7 @@ INTRODUCTION = """\
 The papers' own tables, run as the papers describe them and set beside what was printed. Made by
 `python scripts/reproductions_page.py` from `reproductions/*.json`, which `undrift reproduce` writes
 and which hold more: every seed, every column, the curves, versions and device
-([the command](commands.md)).
+([the command](commands.md)); what we make of a table is in `reproductions/TABLE.md`.
 
 Accuracies are in %, mean ± standard deviation over our seeds. A difference in **bold** is more than
 three times the larger of the paper's deviation and ours (ours alone where the paper prints none).
@@ -136,6 +136,9 @@ def section(family: str) -> str:
         parts += [*pictures(settings, cells)]
     if records["alternatives"]:
         parts += ["### Other readings", alternatives(records["alternatives"])]
+    notes = RECORDS / f"{family}.md"
+    if notes.is_file():  # written by hand: why our numbers differ, which reading fits the paper
+        parts += ["### What we make of it", notes.read_text("utf-8").strip()]
     parts.append(missing(settings, cells))
     return "\n\n".join(part for part in parts if part)
 
@@ -190,7 +193,8 @@ def columns(paper: dict[str, Any]) -> list[str]:
                  for t in paper.get("targets", [])]  # fmt: skip
         return ["last", "best", *goals]
     goals = [f"rounds to {100 * t:g} %: ours / paper" for t in paper.get("targets", [])]
-    return ["ours", "paper", "difference", *goals]
+    more = "our ± within five rounds" if paper["shows"] == "five" else "our best"
+    return ["ours", "paper", "difference", *goals, more]
 
 
 def shown_rounds(paper: dict[str, Any]) -> list[int]:
@@ -214,7 +218,14 @@ def numbers(paper: dict[str, Any], entry: dict[str, Any]) -> list[str]:
         f"{rounds(o, entry['rounds'])} / {p}"
         for o, p in zip(ours.get("rounds_to", []), theirs.get("rounds_to", []), strict=True)
     ]
-    return [number(ours), number(theirs), difference(entry), *goals]
+    within = ours.get("within")
+    more = number(ours["best"]) if paper["shows"] == "last" else plus_minus(within)
+    return [number(ours), number(theirs), difference(entry), *goals, more]
+
+
+def plus_minus(std: float | None) -> str:
+    """Write a deviation alone."""
+    return "" if std is None else f"± {std:.2f}"
 
 
 def curve_numbers(paper: dict[str, Any], entry: dict[str, Any]) -> list[str]:
@@ -228,10 +239,12 @@ def curve_numbers(paper: dict[str, Any], entry: dict[str, Any]) -> list[str]:
 
 def number(found: dict[str, Any], digits: int = 2) -> str:
     """Write mean ± deviation."""
+    lost = found.get("diverged")
     if found.get("value") is None:
-        return "diverged" if found.get("diverged") else ""
+        return "diverged" if lost else ""
     std = found.get("std")
-    return f"{found['value']:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
+    told = f"{found['value']:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
+    return f"{told} ({lost} of {len(found['each'])} diverged)" if lost else told
 
 
 def difference(entry: dict[str, Any]) -> str:
@@ -286,58 +299,7 @@ def pictures(settings: Sequence[Setting], cells: dict[tuple[str, str], Any]) -> 
             yield f"![Curves: {title}]({PICTURES}/{setting.name}.png)"
 
 
-def draw(folder: Path) -> None:
-    """Draw the mean curves of every setting, the paper's numbers as marks at the end."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    for family in paper_files():
-        cells = {(e["setting"], e["method"]): e
-                 for e in read_records(RECORDS / f"{family}.json")["cells"]}  # fmt: skip
-        for setting in settings_of(family):
-            found = {i: cells[setting.name, m] for i, m in enumerate(setting.cells)
-                     if (setting.name, m) in cells}  # fmt: skip
-            if not found:
-                continue
-            more = [n for n in ALSO_DRAWN if all(n in e.get("curves", {}) for e in found.values())]
-            figure, axes = plt.subplots(
-                1, 1 + len(more), figsize=(7.2 * (1 + len(more)), 4), squeeze=False
-            )
-            draw_curves(axes[0][0], setting, found)
-            for place, metric in zip(axes[0][1:], more, strict=True):
-                draw_curves(place, setting, found, metric)
-            folder.mkdir(parents=True, exist_ok=True)
-            figure.savefig(folder / f"{setting.name}.png", dpi=110, bbox_inches="tight")
-            plt.close(figure)
-
-
-def draw_curves(
-    axes: Any, setting: Setting, found: dict[int, dict[str, Any]], metric: str | None = None
-) -> None:
-    """Draw one metric of every method; None is the one that the paper judges by."""
-    from undrift.report.curves import line_style
-
-    name = metric or setting.paper.get("metric", "test_accuracy")
-    for place, entry in found.items():
-        style, curve = line_style(place), entry["curves"][metric] if metric else entry["curve"]
-        dash = (0, style.pattern) if style.pattern else "-"
-        values = [float("nan") if v is None else v for v in curve["mean"]]
-        axes.plot(curve["rounds"], values, color=style.light, linestyle=dash, linewidth=1.4,
-                  label=entry["name"])  # fmt: skip
-        if metric is None and entry["paper"]["value"] is not None:
-            axes.plot(entry["rounds"], entry["paper"]["value"], "x", color=style.light)
-    axes.set(
-        xlabel="round", ylabel=name.replace("_", " ") + (" in %" if "accuracy" in name else "")
-    )
-    figure = setting.paper["shows"] == "curve" or metric
-    axes.set_title(setting.name + ("" if figure else " (x: the paper's)"))
-    axes.grid(color="#e3e7ea")
-    axes.legend(fontsize=7, ncols=2)
-
-
 if __name__ == "__main__":
-    draw(ROOT / "docs" / PICTURES)
+    draw(RECORDS, ROOT / "docs" / PICTURES)
     PAGE.write_text(page(), "utf-8")
     print(PAGE)

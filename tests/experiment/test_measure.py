@@ -97,6 +97,24 @@ def test_cosines_and_norms_of_the_servers_states() -> None:
     assert record["norm_update"] == pytest.approx(float(update.norm()))
 
 
+@pytest.mark.parametrize(
+    "algorithm", ["{use='feddyn', alpha=0.1}", "{use='adabest', beta=0.9}", "{use='fedavg'}"]
+)
+def test_the_offset_is_the_servers_h(algorithm: str) -> None:
+    changes = (f"algorithm={algorithm}", "evaluate.drift=true")
+    world, record, (models, before) = measured(*changes, rounds=3)
+    _, _, (earlier, _) = measured(*changes, rounds=2)
+    average, last = (torch.stack(list(m.values())).mean(0) for m in (models, earlier))
+    offset = float((average - world.trainer.server.w).norm())
+    assert record["norm_offset"] == pytest.approx(offset, rel=1e-9, abs=1e-12)
+    assert (offset > 1e-6) is ("fedavg" not in algorithm)
+    if "feddyn" in algorithm:
+        assert offset == pytest.approx(record["norm_FedDyn"], rel=1e-9)
+    if "fedavg" not in algorithm:
+        h, step = last - before, before - average  # h of the round before
+        assert record["cos_offset"] == pytest.approx(float(h @ step / h.norm() / step.norm()))
+
+
 def judged(world: World) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     examples, model = world.dealt.examples, world.trainer.model().double()
     with torch.no_grad():

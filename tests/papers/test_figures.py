@@ -171,7 +171,7 @@ def test_a_figure_has_curves_and_is_counted_apart(small, capsys, scripts, monkey
     text = page.page()
     assert "| `small-fig` | 1 of 1 |" in text and "| slow | FedProx | " in text
     pytest.importorskip("matplotlib")
-    page.draw(small / "pictures")
+    page.draw(small / "reproductions", small / "pictures")
     assert (small / "pictures/small-fig-slow.png").stat().st_size > 1000
 
 

@@ -44,6 +44,8 @@ def test_fedrl_s_auto_encoder(tmp_path, monkeypatch):
 def test_rfedavg_s_row_of_tweets(tmp_path, monkeypatch):
     counts = {f"user{k}": 12 + k for k in range(24)}
     people.tweet_csv(tmp_path / "data/sent140" / CSV, counts)
+    vectors = {word: [0.1 * k] * 300 for k, word in enumerate(people.GOOD.split(), 1)}
+    people.glove(tmp_path / "data/glove.6B.300d.txt", vectors)
     name = "rfedavg-table1-sent140-noniid"
     entry = reproduced(tmp_path, monkeypatch, name, "rFedAvg", "data.verify=false")
     assert entry["data"]["name"] == "sent140" and not entry["data"]["real"]

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from sources import people
 from undrift.cli import main
 from undrift.experiment.batch import run_together
 from undrift.experiment.family import paper_settings
-from undrift.experiment.names import sections
 from undrift.papers import running
 from undrift.papers.records import counts, read_records
 from undrift.papers.running import Options, reproduce
+from undrift.sources.sent140 import CSV
 
 from .small import small
 
@@ -139,12 +140,54 @@ def test_fewer_seeds_do_not_replace_more(small):
     assert {len(e["seeds"]) for e in cells(small / "reproductions/small.json").values()} == {3}
 
 
-def test_a_broken_file_of_records_is_not_written_over(small, capsys):
-    (small / "reproductions").mkdir()
-    (small / "reproductions/small.json").write_text("{}")
+@pytest.mark.parametrize("place", ["small.json", "shortened/small.json"])
+@pytest.mark.parametrize("text", ["{}", '{"cells": [1]}', '{"cells": [{'])
+def test_a_broken_file_of_records_is_found_first_and_not_written_over(small, capsys, place, text):
+    path = small / "reproductions" / place
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
     assert main([*FAST, "small-slow"]) == 2
-    assert "holds no records of a table" in capsys.readouterr().err
-    assert (small / "reproductions/small.json").read_text() == "{}"
+    assert "restore it, or move it away" in capsys.readouterr().err
+    assert path.read_text() == text
+    assert not (small / "runs").exists()
+
+
+def test_a_record_names_the_commits_that_made_its_rounds(small, monkeypatch):
+    monkeypatch.setenv("UNDRIFT_COMMIT", "first")
+    assert main([*FAST, "small-slow", "--only", "fedavg"]) == 0
+    assert main([*FAST, "small-fast", "--rounds", "2"]) == 0
+    monkeypatch.setenv("UNDRIFT_COMMIT", "second")
+    assert main([*FAST, "small"]) == 0
+    found = cells(small / "reproductions/small.json")
+    assert {key: (one["commit"], one.get("commits")) for key, one in found.items()} == {
+        ("small-slow", "fedavg"): ("first", None),  # it was complete
+        ("small-slow", "fedprox"): ("second", None),
+        ("small-fast", "fedavg"): ("second", ["first", "second"]),
+        ("small-fast", "fedprox"): ("second", ["first", "second"]),
+    }
+
+
+def test_runs_of_before_name_one_commit_for_all_methods(small, monkeypatch):
+    monkeypatch.setenv("UNDRIFT_COMMIT", "second")
+    assert main([*FAST, "small-slow", "--only", "fedavg"]) == 0
+    about = small / "runs/reproduce/small-slow/about.json"
+    old = {n: v for n, v in json.loads(about.read_text()).items() if n != "commits"}
+    about.write_text(json.dumps({**old, "commit": "first"}))
+    assert main([*FAST, "small-slow"]) == 0
+    found = cells(small / "reproductions/small.json")
+    assert [one["commit"] for one in found.values()] == ["first", "second"]
+
+
+def test_what_is_complete_is_no_longer_unfinished(small, monkeypatch):
+    settings, options = [paper_settings()["small-slow"]], Options(rounds=3)
+    place = (small / "runs", small / "records")
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "time", Clock())
+        reproduce(settings, options, *place, minutes=6.5 / 60, jobs=1)
+    shortened = small / "records/shortened/small.json"
+    assert {one["kind"] for one in read_records(shortened)["cells"]} == {"unfinished"}
+    reproduce(settings, options, *place, jobs=1)
+    assert {one["kind"] for one in read_records(shortened)["cells"]} == {"shortened"}
 
 
 @pytest.mark.parametrize(
@@ -170,8 +213,13 @@ def test_the_list_counts_full_records(small, capsys):
     capsys.readouterr()
     assert main(["reproduce", "--list"]) == 0
     assert "1 of 4 cells in 2 settings" in capsys.readouterr().out
+    path = small / "reproductions/small.json"
+    found = json.loads(path.read_text())
+    stray = [{**found["cells"][0], "method": "fedprox", "kind": kind} for kind in ("tiny", None)]
+    path.write_text(json.dumps({**found, "cells": [*found["cells"], *stray]}))
     assert main(["reproduce", "small", "--list"]) == 0
     assert "small-slow: 1 of 2 cells" in capsys.readouterr().out
+    assert counts(small / "reproductions") == {"small": (1, 4)}
 
 
 # ------------------------------------------------------------------------------------------ tiny
@@ -196,13 +244,10 @@ def test_without_data_the_next_move_is_named(tmp_path, monkeypatch, capsys):
     assert "undrift data get mnist" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", paper_settings())
-def test_every_setting_runs_tiny(name, tmp_path, monkeypatch):
-    setting = paper_settings()[name]
-    model = setting.table["model"]["use"]
-    if model not in sections()["model"]:
-        pytest.skip(f"there is no model {model}")
-    found = tiny(name, tmp_path, monkeypatch)
-    assert set(found) == {(name, method) for method in setting.cells}
-    assert {e["rounds"] for e in found.values()} == {2}
+def test_without_word_vectors_they_are_named(tmp_path, monkeypatch, capsys):
+    people.tweet_csv(tmp_path / "data/sent140" / CSV, {f"user{k}": 4 for k in range(24)})
+    monkeypatch.setenv("UNDRIFT_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("rfedavg-table1-sent140-noniid", "rfedavg-table2-sent140-iid"):
+        assert main(["reproduce", name, "data.verify=false", "--device", "cpu", "--quiet"]) == 2
+        assert "nlp.stanford.edu/projects/glove" in capsys.readouterr().err

@@ -49,6 +49,14 @@ def test_a_run_that_diverged():
     assert told == {"difference": None, "differs": True}
 
 
+def test_a_run_that_guesses_because_its_model_is_not_finite():
+    ends = [{"round": 1, "test_accuracy": 0.1, "test_loss": loss} for loss in (2.3, None)]
+    found = score({"shows": "last"}, [History((end,)) for end in ends], "test_accuracy")
+    assert (found["value"], found["diverged"]) == (10.0, 1)
+    assert compared(found, {"value": 10.0, "std": 1.0})["differs"] is True
+    assert "diverged" not in score({"shows": "last"}, [History((ends[0],))], "test_accuracy")
+
+
 def test_the_difference_counts_by_the_larger_deviation():
     ours = {"value": 61.0, "std": 0.1}
     assert compared(ours, {"value": 60.0, "std": 0.5}) == {"difference": 1.0, "differs": False}

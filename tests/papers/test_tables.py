@@ -113,6 +113,19 @@ def test_methods_by_label_and_by_the_papers_name():
         methods_of(setting, ["moon"])
 
 
+def test_a_change_of_some_methods_of_a_sweep():
+    options = Options(only=("SgdAdagrad", "NovaYogi"), changes=("algorithm.beta1=0",), seeds=1)
+    found = experiments_of(paper_settings()["comfed-table4"], options)
+    assert [one.label for one in found] == ["fedadagrad", "novayogi"]
+    assert {one.to_table()["algorithm"]["server"]["beta1"] for one in found} == {0}
+
+
+def test_another_method_in_a_cell_s_place_keeps_the_cell_s_name():
+    setting = paper_settings()["rfedavg-table1-mnist-s0"]
+    one, _ = experiments_of(setting, Options(only=("Scaffold",), changes=("algorithm.use=fedavg",)))
+    assert one.label == "scaffold" and not one.algorithm.rules
+
+
 def test_a_part_that_is_not_there_is_named(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('[paper]\nseeds = 1\nvaries = []\n[part.iid]\n[[setting]]\nparts = ["idi"]\n')

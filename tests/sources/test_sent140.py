@@ -1,5 +1,7 @@
 """Sent140 by user, from the official csv and LEAF's json, and GloVe's word vectors."""
 
+from contextlib import suppress
+
 import pytest
 import torch
 
@@ -83,6 +85,19 @@ def test_the_official_zip_is_read_in_place(official, tmp_path):
     data = (official / "sent140" / CSV).read_bytes()
     small.zip_of(tmp_path / "z/sent140" / ZIP, {CSV: data, "testdata.manual.csv": b""})
     assert torch.equal(load(tmp_path / "z").train_x, load(official).train_x)
+
+
+def test_no_damage_of_the_zip_is_a_crash(official, tmp_path):
+    path = tmp_path / "z" / "sent140" / ZIP
+    small.zip_of(path, {CSV: (official / "sent140" / CSV).read_bytes()})
+    whole = path.read_bytes()
+    for at in range(0, len(whole), 7):
+        path.write_bytes(whole[:at] + b"\xff\x00\xff" + whole[at + 3 :])
+        with suppress(DataError):
+            load(tmp_path / "z")
+        path.write_bytes(whole[:at])
+        with pytest.raises(DataError, match="cannot be read"):
+            load(tmp_path / "z")
 
 
 def test_latin_1_and_quotes_are_understood(tmp_path):

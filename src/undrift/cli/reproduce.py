@@ -12,9 +12,10 @@ from undrift.core.precision import PRECISIONS
 from undrift.errors import ConfigError, unknown_name
 from undrift.experiment.comparison import aligned
 from undrift.experiment.family import is_figure, paper_files, paper_settings, settings_of
-from undrift.papers import Options, chosen_settings, counts, read_records, reproduce
+from undrift.papers import Options, chosen_settings, counts, reproduce
 from undrift.papers.figures import CURVES_OF
 from undrift.papers.plan import experiments_of
+from undrift.papers.records import UNFINISHED, full_cells
 
 OUT, TINY_OUT, RECORDS = "runs/reproduce", "runs/reproduce-tiny", "reproductions"
 
@@ -107,10 +108,16 @@ def _show(entries: Sequence[dict[str, Any]]) -> None:
     for one in entries:
         gap = "" if one["difference"] is None else f"{one['difference']:+.2f}"
         mark = "differs" if one["differs"] else ""
-        note = mark if one["kind"] == "full" else f"{one['kind']}, {one['rounds']} rounds"
+        note = mark if one["kind"] == "full" else f"{one['kind']}, {_rounds(one['rounds'])}"
         cell = f"{one['setting']} {one['name']}"
         rows.append([cell, number(one["ours"]), number(one["paper"]), gap, note])
     print("\n".join(aligned(rows)))
+    if any(one["kind"] == UNFINISHED for one in entries):
+        print("unfinished cells go on when the same command is run again")
+
+
+def _rounds(count: int) -> str:
+    return f"{count} round" + ("" if count == 1 else "s")
 
 
 def number(found: dict[str, Any]) -> str:
@@ -119,10 +126,12 @@ def number(found: dict[str, Any]) -> str:
     >>> number({"value": 67.72, "std": 0.2}), number({"value": 33.1, "std": None})
     ('67.72 ± 0.20', '33.10')
     """
+    lost = found.get("diverged")
     if found.get("value") is None:
-        return "diverged" if found.get("diverged") else "-"
+        return "diverged" if lost else "-"
     std = found.get("std")
-    return f"{found['value']:.2f}" + ("" if std is None else f" ± {std:.2f}")
+    told = f"{found['value']:.2f}" + ("" if std is None else f" ± {std:.2f}")
+    return f"{told} ({lost} diverged)" if lost else told
 
 
 def _list(chosen: argparse.Namespace) -> int:
@@ -130,8 +139,8 @@ def _list(chosen: argparse.Namespace) -> int:
     records = _folder(chosen.records, "--records", RECORDS)
     if chosen.names:
         for setting in chosen_settings(chosen.names):
-            found = read_records(records / f"{setting.family}.json")["cells"]
-            done = sum(one.get("setting") == setting.name for one in found)
+            found = full_cells(records / f"{setting.family}.json")
+            done = sum(name == setting.name for name, _ in found)
             title = f"{setting.paper['of']} {setting.paper['table']}, {setting.title}"
             print(f"{setting.name}: {done} of {len(setting.cells)} cells  {title}".rstrip(", "))
         return 0

@@ -114,7 +114,7 @@ def _train_batch(sessions: Sequence[Session], rounds: int, stop: Callable[[], bo
     while rounds and not stop():
         count = min(rounds, *(stretch(s.job, s.trainer, s.measure) for s in sessions))
         under_way = [_advance(fleet, trainers) for _ in range(count - 1)]
-        before = [trainer.server.w for trainer in trainers]
+        before = [trainer.server for trainer in trainers]
         under_way.append(_advance(fleet, trainers))
         queued = [
             queued_records(session.job, session.measure, [step[i] for step in under_way], before[i])

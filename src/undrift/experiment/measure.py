@@ -42,7 +42,7 @@ class Measure:
 
     def __init__(self, trainer: Trainer, evaluation: Evaluation, exams: dict[str, Exam]) -> None:
         self.trainer, self.evaluation, self.exams = trainer, evaluation, exams
-        self.before = trainer.server.w
+        self.before = trainer.server  # as the last round found it
 
     def record(self, result: RoundResult, last: bool) -> dict[str, Any]:
         """Write down a round that was just trained; the last one is always judged."""
@@ -53,7 +53,7 @@ class Measure:
         found = [nothing]
         if last or round % self.evaluation.every == 0:
             found = [self.judging(), self.norming()]
-        self.before = self.trainer.server.w
+        self.before = self.trainer.server
         return lambda: {name: value for some in found for name, value in some().items()}
 
     def told(self, result: RoundResult, judged: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -99,13 +99,8 @@ class Measure:
         if name == "cloud":
             return self.trainer.server.w
         if name == "avg":
-            return self.seen().average
+            return _seen(self.trainer.server).average
         return self._mean_of_all()
-
-    def seen(self) -> Seen:
-        """Give what the watching rule saw of the last cohort."""
-        states = self.trainer.server.states
-        return next(s for s in states if isinstance(s, Seen))
 
     def _mean_of_all(self) -> Vec:
         trainer = self.trainer
@@ -130,14 +125,17 @@ class Measure:
         """Measure norms without waiting for a device."""
         server = self.trainer.server
         states = _vectors(self.trainer.algorithm, server)
-        found = {"norm_model": server.w, "norm_update": server.w - self.before}
+        found = {"norm_model": server.w, "norm_update": server.w - self.before.w}
         found |= {f"norm_{n}": v for n, v in states.items()}
         numbers = {n: torch.linalg.vector_norm(v) for n, v in found.items()}
         if self.evaluation.drift:
-            seen = self.seen()
+            seen = _seen(server)
             numbers["norm_average"] = torch.linalg.vector_norm(seen.average)
+            numbers["norm_offset"] = torch.linalg.vector_norm(seen.average - server.w)
             numbers["drift"] = seen.spread / seen.length
-            step = self.before - seen.average
+            step = self.before.w - seen.average
+            offset = _seen(self.before).average - self.before.w  # h of FedDyn and AdaBest
+            numbers["cos_offset"] = _cosine(offset, step)
             numbers |= {f"cos_{n}": _cosine(v, step) for n, v in states.items()}
         fetch = fetched([v.double() for v in numbers.values()])
         return lambda: dict(zip(numbers, fetch.read().tolist(), strict=True))
@@ -146,6 +144,11 @@ class Measure:
 def nothing() -> dict[str, Any]:
     """Stand for a round that is not judged."""
     return {}
+
+
+def _seen(server: Server) -> Seen:
+    """Give what the watching rule saw of the last cohort."""
+    return next(s for s in server.states if isinstance(s, Seen))
 
 
 def _vectors(algorithm: Algorithm, server: Server) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from undrift.core.algorithm import Server
 from undrift.data.checks import check_whole
 from undrift.describe import describe
 from undrift.errors import ChangedExperiment, ConfigError, DataError
@@ -200,7 +201,7 @@ def _in_memory(job: Job, listeners: Sequence[Listener]) -> History:
 def _next_records(job: Job, trainer: Trainer, measure: Measure) -> list[dict[str, Any]]:
     """Train up to the next round that is judged, judge it, and wait once; on a CPU one round."""
     under_way = [trainer.advance() for _ in range(stretch(job, trainer, measure) - 1)]
-    before = trainer.server.w
+    before = trainer.server
     return queued_records(job, measure, [*under_way, trainer.advance()], before)()
 
 
@@ -213,11 +214,11 @@ def stretch(job: Job, trainer: Trainer, measure: Measure) -> int:
 
 
 def queued_records(
-    job: Job, measure: Measure, rounds: Sequence[Advance], before: Tensor
+    job: Job, measure: Measure, rounds: Sequence[Advance], before: Server
 ) -> Callable[[], list[dict[str, Any]]]:
     """Measure what was just trained; what this gives waits for a device and writes rounds down.
 
-    Only the last round is judged; `before` is the model before it.
+    Only the last round is judged; `before` is what it began with.
     """
     reading, last = Reading(rounds), rounds[-1].round
     measure.before = before
@@ -273,7 +274,7 @@ class Session:
         _load(self.trainer, folder)
         self.past = folder.cut(self.trainer.rounds_done)
         folder.started(environment(self.trainer.engine.device, self.trainer.rounds_done))
-        self.measure.before = self.trainer.server.w
+        self.measure.before = self.trainer.server
         self._saved, self._saved_at = self.trainer.rounds_done, time.monotonic()
 
     @property

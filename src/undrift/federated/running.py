@@ -98,7 +98,7 @@ def run_deployed(
             session = Session(job, place, info, listeners, 0.0)
             with session.kept():
                 while session.left:
-                    before = session.trainer.server.w
+                    before = session.trainer.server
                     rounds = [session.trainer.advance()]
                     session.take(queued_records(job, session.measure, rounds, before)())
             history = session.close()

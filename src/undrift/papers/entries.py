@@ -17,6 +17,7 @@ from undrift.experiment.history import History
 from undrift.experiment.pool import Task
 from undrift.experiment.spec import Experiment
 from undrift.papers.plan import Options
+from undrift.papers.records import UNFINISHED
 from undrift.papers.scores import compared, curve, printed, score
 from undrift.papers.stand_in import FORM
 from undrift.sources import Info
@@ -44,17 +45,29 @@ class About:
         make_directory(self.path.parent)
         write_atomically(self.path, [(json.dumps(values, indent=1) + "\n").encode()])
 
-    def note_start(self, info: Info, verified: bool) -> None:
-        """Write down which data and which commit are used from now on.
+    def note_start(self, info: Info, verified: bool, begun: Mapping[str, bool]) -> None:
+        """Write down which data are used, and with which commit these methods go on.
 
-        Files that were not verified may be anything: they do not count as the real ones.
+        `begun` tells of each method whether it has rounds already.  Files that were not verified
+        may be anything: they do not count as the real ones.
         """
         data = {
             "name": info.source,
             "form": info.form if verified else f"{info.form}, not verified",
             "real": verified and info.form not in (FORM, "generated"),
         }
-        self._write({**self.read(), "data": data, "commit": commit()})
+        known, now = self.read(), commit()
+        commits = dict(known.get("commits", {}))
+        for label, has_rounds in begun.items():
+            before = commits.get(label, [known.get("commit")] if has_rounds else [])
+            commits[label] = [*(one for one in before if one != now), now]
+        self._write({**known, "data": data, "commits": commits})
+
+    def commits(self, label: str) -> list[str | None]:
+        """List the commits that made a method's rounds, the last one last."""
+        known = self.read()
+        found: list[str | None] = known.get("commits", {}).get(label, [known.get("commit")])
+        return found
 
     def add_seconds(self, seconds: Mapping[str, float]) -> None:
         """Add to the time that each method has taken."""
@@ -114,11 +127,11 @@ def _entry(
     if not rounds or not all(any(metric in r for r in h) for h in histories):
         return None
     paper = printed(setting.paper, setting.cells[label])
-    kind = options.kind(setting) if rounds == experiment.rounds else "unfinished"
+    kind = options.kind(setting) if rounds == experiment.rounds else UNFINISHED
     first, *others = experiment.evaluate.models
     ours = score(setting.paper, histories, metric)
     counts = kind in ("full", "altered")
-    known = about.read()
+    known, commits = about.read(), about.commits(label)
     made = {
         "setting": setting.name,
         "title": setting.title,
@@ -136,7 +149,8 @@ def _entry(
         "curve": curve(histories, metric),
         **_more_curves(setting, histories),
         "seconds": round(known.get("seconds", {}).get(label, 0.0), 1),
-        "commit": known.get("commit"),
+        "commit": commits[-1],
+        **({"commits": commits} if len(commits) > 1 else {}),
         **_made_with(runs[0][0].folder, experiment),
     }
     return {**made, "changes": list(options.changes)} if options.changes else made

@@ -19,7 +19,7 @@ from undrift.experiment.family import (
 )
 from undrift.experiment.pool import Task, run_folder
 from undrift.experiment.spec import Experiment, load
-from undrift.experiment.sweep import algorithm_label
+from undrift.experiment.sweep import algorithm_label, expand
 from undrift.experiment.tables import Table, parse_value
 from undrift.papers.figures import CURVES_OF, drawn_from
 from undrift.papers.stand_in import few_table
@@ -119,13 +119,15 @@ def experiments_of(setting: Setting, options: Options) -> list[Experiment]:
     _check_changes(options.changes)
     wanted = methods_of(setting, options.only)
     # only theirs: a change may be of a setting that other methods do not have
-    table["algorithm"] = [one for one in table["algorithm"] if _may_be(one, wanted)]
-    return [one for one in load(table, changes) if one.label in wanted]
+    methods = [one for method in table["algorithm"] for one in _written_out(method)]
+    table["algorithm"] = [one for one in methods if algorithm_label(one) in wanted]
+    return load(table, changes)
 
 
-def _may_be(method: Mapping[str, Any], wanted: Sequence[str]) -> bool:
-    sweeps = any(isinstance(value, list) for value in method.values())
-    return sweeps or algorithm_label(method) in wanted
+def _written_out(method: Mapping[str, Any]) -> list[Table]:
+    """Write out the sweeps of one [[algorithm]]; a label stays what it is, whatever is changed."""
+    found = expand({"algorithm": method})
+    return [{**one.table["algorithm"], "label": one.label} for one in found]
 
 
 def _check_changes(changes: Sequence[str]) -> None:

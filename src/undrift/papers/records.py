@@ -19,6 +19,7 @@ from undrift.state.disk import make_directory, write_atomically
 Entry = dict[str, Any]
 LISTS = ("cells", "alternatives", "sessions")
 COUNTED = ("full", "altered")
+UNFINISHED = "unfinished"
 
 
 def place_of(folder: Path, family: str, kind: str) -> Path:
@@ -33,12 +34,16 @@ def read_records(path: Path) -> dict[str, Any]:
         return empty
     try:
         found = json.loads(path.read_text("utf-8"))
-        sound = all(isinstance(found.get(n, []), list) for n in LISTS) and "cells" in found
+        sound = "cells" in found and all(_is_list(found.get(n, [])) for n in LISTS)
     except (OSError, ValueError, AttributeError) as error:
         raise DataError(f"{path} cannot be read ({error}): restore it, or move it away") from error
     if not sound:
         raise DataError(f"{path} holds no records of a table: restore it, or move it away")
     return {**empty, **found}
+
+
+def _is_list(entries: Any) -> bool:
+    return isinstance(entries, list) and all(isinstance(one, dict) for one in entries)
 
 
 def write_records(path: Path, records: Mapping[str, Any]) -> None:
@@ -90,16 +95,16 @@ def _place(family: str) -> Any:
 
 
 def _forget_unfinished(folder: Path, family: str, entries: Sequence[Entry]) -> None:
-    """Drop what was known of a cell before it was complete."""
+    """Drop what was known of a cell before its runs were complete."""
     done = {(e["setting"], e["method"], tuple(e.get("changes", ())))
-            for e in entries if e["kind"] in COUNTED}  # fmt: skip
+            for e in entries if e["kind"] != UNFINISHED}  # fmt: skip
     path = folder / "shortened" / f"{family}.json"
     if not done or not path.is_file():
         return
     records = read_records(path)
     left = [
         one for one in records["cells"]
-        if one["kind"] != "unfinished" or (one["setting"], one["method"], _key(one)[3]) not in done
+        if one["kind"] != UNFINISHED or (one["setting"], one["method"], _key(one)[3]) not in done
     ]  # fmt: skip
     if len(left) < len(records["cells"]):
         write_records(path, {**records, "cells": left})
@@ -112,7 +117,12 @@ def counts(folder: Path, figures: bool = False) -> dict[str, tuple[int, int]]:
         if is_figure(family) is not figures:
             continue
         cells = {(s.name, m) for s in settings_of(family) for m in s.cells}
-        records = read_records(folder / f"{family}.json")
-        found = {(e.get("setting"), e.get("method")) for e in records["cells"]}
+        found = full_cells(folder / f"{family}.json")
         made[family] = (len(cells & found), len(cells))
     return made
+
+
+def full_cells(path: Path) -> set[tuple[str, str]]:
+    """Name the setting and method of every full record; others count for nothing."""
+    cells = read_records(path)["cells"]
+    return {(e.get("setting"), e.get("method")) for e in cells if e.get("kind") == "full"}

@@ -20,7 +20,7 @@ from undrift.experiment.pool import Task, run_tasks
 from undrift.experiment.world import device_named, load_data
 from undrift.papers.entries import About, cell_entries
 from undrift.papers.plan import Group, Options, groups
-from undrift.papers.records import Entry, put
+from undrift.papers.records import UNFINISHED, Entry, place_of, put, read_records
 
 log = logging.getLogger("undrift")
 CHECKPOINT_SECONDS = 300.0  # on a device, where a batch may hold gigabytes of client states
@@ -45,16 +45,21 @@ def reproduce(
     """
     end = None if minutes is None else time.monotonic() + 60 * minutes
     stop: Stop = lambda: end is not None and time.monotonic() >= end  # noqa: E731
+    for setting in settings:  # a damaged file is better found before hours of training
+        for kind in (UNFINISHED, options.kind(setting)):
+            read_records(place_of(records, setting.family, kind))
     entries: list[Entry] = []
     failed: list[UndriftError] = []
-    for group in groups(settings, options, out):
+    planned = groups(settings, options, out)
+    for group in planned:
         if stop():
             break
         try:
             _run_group(group, options, stop, jobs, listeners)
         except UndriftError as error:
-            log.warning("%s: %s", ", ".join(s.name for s in group.settings), error)
             failed.append(error)
+            if len(planned) > 1:  # else it is raised
+                log.warning("%s: %s", ", ".join(s.name for s in group.settings), error)
         finally:  # Ctrl-C too leaves records of what is complete
             entries += _write(group, options, records)
     if failed and (not entries or not all(isinstance(e, DataError) for e in failed)):
@@ -67,15 +72,18 @@ def _run_group(
     group: Group, options: Options, stop: Stop, jobs: int | None, listeners: Sequence[Listener]
 ) -> None:
     left = [task for task in group.all_tasks if not _complete(task)]
-    abouts = [About(_place(tasks)) for tasks in group.tasks.values()]
     if not left:
         return
     data = left[0].experiment.data
     verified = isinstance(data, str) or data.table().get("verify", True)
     info = load_data(data).info
-    for about in abouts:
-        about.note_start(info, verified)
     before = {task.folder: len(history_of(task)) for task in left}
+    for tasks in group.tasks.values():
+        begun: dict[str, bool] = {}
+        for task in (one for one in tasks if one.folder in before):
+            label = task.experiment.label
+            begun[label] = begun.get(label, False) or before[task.folder] > 0
+        About(_place(tasks)).note_start(info, verified, begun)
     start = time.monotonic()
     try:
         _run(left, stop, jobs, listeners)

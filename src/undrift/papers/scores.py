@@ -35,8 +35,19 @@ def score(paper: Mapping[str, Any], histories: Sequence[History], metric: str) -
         made = {**headline, **made, "columns": columns}
     if paper.get("targets"):
         made["rounds_to"] = [reached(histories, metric, t) for t in paper["targets"]]
-    lost = sum(math.isnan(v) for v in last)
+    lost = sum(diverged(h, metric) for h in histories)
     return {**made, **({"diverged": lost} if lost else {})}
+
+
+def diverged(history: History, metric: str) -> bool:
+    """Whether a run ended at numbers that are not finite; its accuracy may be that of a guess.
+
+    >>> diverged(History(({"round": 1, "test_accuracy": 0.1, "test_loss": None},)), "test_accuracy")
+    True
+    """
+    loss = metric.replace("accuracy", "loss")
+    names = [metric, *([loss] if any(loss in record for record in history) else [])]
+    return any(math.isnan(history.last(name)) for name in names)
 
 
 def unit(metric: str) -> float:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from undrift.errors import ConfigError, DataError
 from undrift.models.settings import whole
+from undrift.sources.boxes import BROKEN
 from undrift.sources.examples import Examples, Info
 from undrift.sources.glove import read_glove
 from undrift.sources.kept import KeptFiles, KeptSet, Layout, leaf_layouts, need
@@ -171,7 +172,9 @@ def _tweets(path: Path) -> Iterator[Tweet]:
             rows = csv.reader(text)
             for row in rows:
                 yield _tweet(row, path, rows.line_num)
-    except (OSError, EOFError, zipfile.BadZipFile, csv.Error, KeyError) as error:
+    except DataError:
+        raise
+    except (*BROKEN, csv.Error) as error:
         raise DataError(f"{path} cannot be read ({error}): put the official file there") from error
 
 

@@ -15,6 +15,7 @@ the bytes that weights and states must move over the rate of a large copy, both 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import time
@@ -223,28 +224,39 @@ def main() -> None:
     card = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor()
     args.most = ceilings(args.device)
     made = {"torch": torch.__version__, "device": card, "undrift": fl.__version__}
-    before = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
-    kept = [r for r in before.get("results", []) if "error" not in r]
-    kept = kept if made.items() <= before.items() else []
+    kept = before(args.json, made)
     made |= {"ceilings": args.most, "results": kept}
-    for name in args.works.split(","):
-        for algorithm in args.algorithms.split(","):
-            for precision in args.precisions.split(","):
-                options = {"precision": precision, **json.loads(args.options)}
-                if any(has(one, name, algorithm, options) for one in kept):
-                    continue
-                try:
-                    one = measure(name, algorithm, options, args)
-                except Exception as error:  # the others go on
-                    one = {"work": name, "algorithm": algorithm, "options": options}
-                    one |= {"error": f"{type(error).__name__}: {error}"[:2000]}
-                made["results"].append(one)
-                show(one)
-                if args.json:
-                    args.json.write_text(json.dumps(made, indent=1) + "\n")
-                if args.device == "cuda":
-                    torch.cuda.empty_cache()
-                    torch.cuda.reset_peak_memory_stats()
+    jobs = itertools.product(
+        *(v.split(",") for v in (args.works, args.algorithms, args.precisions))
+    )
+    for name, algorithm, precision in jobs:
+        options = {"precision": precision, **json.loads(args.options)}
+        if any(has(one, name, algorithm, options) for one in kept):
+            continue
+        made["results"].append(tried(name, algorithm, options, args))
+        show(made["results"][-1])
+        if args.json:
+            args.json.write_text(json.dumps(made, indent=1) + "\n")
+
+
+def tried(name: str, algorithm: str, options: dict[str, Any], args: Any) -> dict[str, Any]:
+    """Measure one; where it fails, the others go on."""
+    try:
+        return measure(name, algorithm, options, args)
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"[:2000]
+        return {"work": name, "algorithm": algorithm, "options": options, "error": told}
+    finally:
+        if args.device == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+
+def before(file: Path | None, made: dict[str, str]) -> list[dict[str, Any]]:
+    """List what was measured by the same versions on the same device."""
+    found = json.loads(file.read_text()) if file and file.exists() else {}
+    kept = [r for r in found.get("results", []) if "error" not in r]
+    return kept if made.items() <= found.items() else []
 
 
 def has(one: dict[str, Any], work: str, algorithm: str, options: dict[str, Any]) -> bool:

@@ -27,25 +27,28 @@ C, B = 4, 6
 SHAPE = ConvShape(padding=(1, 1), relu=True, pool=True)
 
 
-def step(w: Tensor, b: Tensor, v: Tensor, x: Tensor, key: Tensor, precision: str, way: str):
+def step(
+    w: Tensor, b: Tensor, v: Tensor, x: Tensor, key: Tensor, precision: str, way: str, bent=True
+):
     """Go through a first layer, dropout and a linear layer, and back."""
+    shape = SHAPE._replace(relu=bent, pool=bent)
 
     def loss(w, b, v, x, key):
-        h = convolve(x, w, b, SHAPE, Way(way, precision, narrow=True))
+        h = convolve(x, w, b, shape, Way(way, precision, narrow=True))
         h = drop(h, key, (1, 0), 0.25, h.dim(), use_kernel=way == "triton")
         return (dense(h.flatten(1), v, None, Way(way, precision)) ** 2).mean()
 
     return vmap(grad(loss, (0, 1, 2)))(w, b, v, x, key)
 
 
-def operands() -> tuple[Tensor, ...]:
+def operands(pixels: int = 36) -> tuple[Tensor, ...]:
     source = torch.Generator("cuda").manual_seed(0)
 
     def draw(*size: int) -> Tensor:
         return torch.randn(size, generator=source, device="cuda")
 
     keys = torch.arange(C, device="cuda")
-    return draw(C, 16, 3, 3, 3), draw(C, 16), draw(C, 10, 16 * 36), draw(C, B, 3, 12, 12), keys
+    return draw(C, 16, 3, 3, 3), draw(C, 16), draw(C, 10, 16 * pixels), draw(C, B, 3, 12, 12), keys
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16", "float32"])
@@ -67,11 +70,13 @@ def test_a_captured_step_is_the_eager_one(precision):
     assert all(map(torch.equal, found, wanted))
 
 
-@pytest.mark.parametrize(("precision", "bound"), [("tf32", 5e-3), ("bf16", 5e-2), ("fp16", 5e-3)])
-def test_kernels_agree_with_torch(precision, bound):
-    values = operands()
-    wanted = step(*values, "float32", "loop")
-    for a, r in zip(step(*values, precision, "triton"), wanted, strict=True):
+@pytest.mark.parametrize("bent", [False, True])
+@pytest.mark.parametrize(("precision", "bound"), [("tf32", 3e-3), ("bf16", 2e-2), ("fp16", 3e-3)])
+def test_kernels_agree_with_torch(precision, bound, bent):
+    values = operands(36 if bent else 144)
+    wanted = step(*values, "float32", "loop", bent)
+    bound = 10 * bound if bent else bound  # rounding turns some signs, and the largest of a window
+    for a, r in zip(step(*values, precision, "triton", bent), wanted, strict=True):
         assert float((a - r).norm() / r.norm()) <= bound
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from undrift.core.task import Vec
+from undrift.core.transfer import table
 from undrift.core.tree import EMPTY, Tree, number, part, record, static
 from undrift.errors import ConfigError
 
@@ -77,8 +78,7 @@ class Listed(Schedule):
 
 
 def _at(values: tuple[float, ...], place: Tensor) -> Tensor:
-    table = torch.tensor(values, dtype=place.dtype, device=place.device)
-    return table[place.long().clamp(max=len(values) - 1)]
+    return table(values, place.dtype, place.device)[place.long().clamp(max=len(values) - 1)]
 
 
 @record

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,3 +17,9 @@ def send(values: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda" or values.is_cuda:
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
+
+
+@lru_cache(maxsize=256)
+def table(values: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Put numbers on a device, once: while a round is captured, nothing can be sent there."""
+    return torch.tensor(values, dtype=dtype, device=device)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from undrift.core.rule import ClientInfo, ClientView, Rule, ServerView, Sizes
 from undrift.core.task import Output, Vec, masked_mean
+from undrift.core.transfer import table
 from undrift.core.tree import Tree, number, record, static
 from undrift.rules.contrast import features_of, need_features
 from undrift.rules.private import FeatureNoise, noisy_mean
@@ -163,7 +164,7 @@ def named_weights(named: Any, view: ClientView) -> Tensor:
     weight = torch.zeros_like(view.batch.index, dtype=view.size.dtype)
     for round, client, positions in named:
         own = (view.round == round) & (view.client.id == client)
-        listed = torch.tensor(positions, device=weight.device)
+        listed = table(tuple(positions), torch.int64, weight.device)
         count = (view.batch.index[:, None] == listed).sum(1).to(weight.dtype)
         weight = weight + own * count * view.size / len(positions)
     return weight

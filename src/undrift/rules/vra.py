@@ -14,6 +14,7 @@ from torch import Tensor
 
 from undrift.core.rule import Aggregate, ClientInfo, ClientView, Lineup, Rule, ServerView, Sizes
 from undrift.core.task import Vec
+from undrift.core.transfer import table
 from undrift.core.tree import Tree, record, static
 from undrift.errors import ConfigError
 from undrift.rules.claims import DUALS
@@ -43,7 +44,7 @@ class PerClient:
         if callable(self.values):
             return self.values(client)
         size = client.size
-        return torch.tensor(self.values, dtype=size.dtype, device=size.device)[client.id]
+        return table(self.values, size.dtype, size.device)[client.id]
 
 
 @record
@@ -66,8 +67,7 @@ class PerRound:
     def at(self, client: ClientInfo, round: Tensor) -> Tensor:
         """Give the number of one client, or of several, in a round."""
         size = client.size
-        table = torch.tensor(self.values, dtype=size.dtype, device=size.device)
-        return table[round.long(), client.id]
+        return table(self.values, size.dtype, size.device)[round.long(), client.id]
 
 
 def per_client(value: Any) -> Any:

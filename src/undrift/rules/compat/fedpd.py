@@ -10,6 +10,7 @@ from torch import Tensor
 from undrift.core.random import fold, uniform
 from undrift.core.rule import ClientView, ServerView, Sizes
 from undrift.core.task import Vec
+from undrift.core.transfer import table
 from undrift.core.tree import EMPTY, Tree, number, record, static
 from undrift.rules.duals import FedPd, need_own_steps
 
@@ -79,7 +80,7 @@ def exchanged(rule: FedPdAlone, view: ClientView) -> Tensor:
     """Tell by 1 or 0 whether this round exchanges: the same for everybody."""
     round = view.round.long()
     if rule.exchanges is not None:
-        listed = torch.tensor(rule.exchanges, dtype=torch.int64, device=round.device)
+        listed = table(rule.exchanges, torch.int64, round.device)
         return (round == listed).any().to(view.w.dtype)
     drawn = uniform(fold(view.seed, "exchange", round), torch.zeros_like(round))
     return (drawn >= rule.skip).to(view.w.dtype)

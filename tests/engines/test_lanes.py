@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import undrift as fl
-from undrift.engines import copies
+from undrift.engines import copies, stepping
 from undrift.engines.lanes import cohorts, lanes_for, length, timetable
 from undrift.testing.compare import distance
 from undrift.testing.world import numbers
@@ -95,6 +95,20 @@ def test_lanes_change_no_number(builds, large, monkeypatch):
         wanted = numbers(alone)
         for name, value in numbers(trainer).items():
             assert distance([value], [wanted[name]]) < 1e-12, name
+
+
+def test_crews_that_fill_a_device_take_their_steps_side_by_side(monkeypatch):
+    seen = []
+
+    def one_after_the_other(calls, device):
+        seen.append(len(calls))
+        for call in reversed(calls):  # they need nothing of each other
+            call()
+
+    monkeypatch.setitem(stepping.ENOUGH, "cpu", 0)
+    monkeypatch.setattr(stepping, "side_by_side", one_after_the_other)
+    test_lanes_change_no_number(BUILDS, copies.LARGE, monkeypatch)
+    assert set(seen) == {5}  # sentences
 
 
 def test_a_lane_that_goes_wrong_keeps_it_to_its_client():

@@ -22,9 +22,14 @@ from undrift.core.round import Found, shares_gradient, task_gradient
 from undrift.core.task import Batch, Buffers, Task
 from undrift.core.tree import tree_map
 from undrift.core.views import Carry
+from undrift.engines.branches import side_by_side
 from undrift.engines.group import Group, split
 from undrift.engines.head import Head
 from undrift.engines.plain import PlainSteps, is_sequence
+
+# Weights times examples of a step that keep a device busy by themselves: groups then run side by
+# side, so that one computes while another waits for memory.  With less they share their passes.
+ENOUGH = {"cuda": 640e6, "cpu": float("inf")}
 
 
 class Seat(NamedTuple):
@@ -47,8 +52,7 @@ class Stepping:
         histories: Histories | None = None,
     ) -> None:
         self.task, self.in_place, self.histories = task, in_place, histories
-        # other modules may do what torch's own backward pass and vmap do not like together
-        self.head = Head(task, device) if is_sequence(task.module) else None
+        self.device, self._heads = device, dict[int, Head]()
 
     def take(
         self, groups: Sequence[Group], seats: Sequence[Seat], models: tuple[Tensor, Buffers],
@@ -63,26 +67,56 @@ class Stepping:
             return
         if self.task.augment is not None:
             batch = vmap(vmap(self.task.augmented))(batch, keys)
+        places = split([g.size for g in groups])
+        parts = [tree_map(lambda v, own=own: v[own], (models, batch, keys, k)) for own in places]
+        crews = list(zip(groups, seats, parts, strict=True))
+        if self._fill_the_device(groups, batch):
+            side_by_side(
+                [partial(self._one, g, seat, *part) for g, seat, part in crews], self.device
+            )
+            return
         sharing = sum(g.size for g in groups if shares_gradient(g.algo))
         together: Any = None
         if sharing:
-            inputs = tree_map(lambda v: v[:sharing], (*models, batch, keys))
-            together = self._found(*inputs)
-        for group, seat, part in zip(groups, seats, split([g.size for g in groups]), strict=True):
-            seen, mine, number = tree_map(lambda v, part=part: v[part], (batch, keys, k))
-            if shares_gradient(group.algo):
-                found = tree_map(lambda v, part=part: v[part], together)
-            else:
-                found = group.gradient(seat.numbers, *_at(seat), seen, mine)
-            group.move(*seat, seen, mine, number, found)
+            together = self._found(*tree_map(lambda v: v[:sharing], (*models, batch, keys)))
+        for (group, seat, part), own in zip(crews, places, strict=True):
+            shared = shares_gradient(group.algo)
+            found = tree_map(lambda v, own=own: v[own], together) if shared else None
+            self._one(group, seat, *part, found=found)
+
+    def _fill_the_device(self, groups: Sequence[Group], batch: Batch) -> bool:
+        """Whether each of several groups is enough work for a device by itself."""
+        each = self.task.size * batch.x.shape[1] * batch.x.shape[2]
+        return len(groups) > 1 and min(g.size for g in groups) * each >= ENOUGH[self.device.type]
+
+    def _one(
+        self, group: Group, seat: Seat, models: tuple[Tensor, Buffers], batch: Batch, keys: Tensor,
+        k: Tensor, found: Found | None = None,
+    ) -> None:  # fmt: skip
+        """Take the step of one group, whose gradients may be known."""
+        if found is None and shares_gradient(group.algo):
+            found = self._found(*models, batch, keys)
+        elif found is None:
+            found = group.gradient(seat.numbers, *_at(seat), batch, keys)
+        group.move(*seat, batch, keys, k, found)
+
+    def _head(self, clients: int) -> Head | None:
+        """Give the end of the network for so many clients, or None where torch has to see it all.
+
+        Other modules may do what torch's own backward pass and vmap do not like together.
+        """
+        if not is_sequence(self.task.module):
+            return None
+        return self._heads.setdefault(clients, Head(self.task, self.device))
 
     def _found(self, w: Tensor, buffers: Buffers, batch: Batch, keys: Tensor) -> Found:
         """Go forward and back, everybody at once."""
-        if self.head is None:
+        head = self._head(w.shape[0] * w.shape[1])
+        if head is None:
             each: Found = vmap(vmap(partial(task_gradient, self.task)))(w, buffers, batch, keys)
             return each
         flat = tree_map(lambda v: v.flatten(0, 1), (w, buffers, batch, keys))
-        whole: Found = tree_map(lambda v: v.unflatten(0, w.shape[:2]), self.head.found(*flat))
+        whole: Found = tree_map(lambda v: v.unflatten(0, w.shape[:2]), head.found(*flat))
         return whole
 
     def _take_in_place(
@@ -99,7 +133,8 @@ class Stepping:
         )
         if self.histories is not None:
             self.histories.at(k[:, None].expand_as(seat.clients.steps).flatten(), lr)
-        steps = PlainSteps(self.task, algo, seat.broadcast, together=True, head=self.head)
+        head = self._head(len(carry.w))
+        steps = PlainSteps(self.task, algo, seat.broadcast, together=True, head=head)
         steps.step_in_place(carry, batch, keys, lr, live, self.histories)
 
 

@@ -1,0 +1,31 @@
+"""Work side by side on a device: what waits for memory in one branch, computes in another.
+
+Every branch is a stream.  While a graph is captured they become its branches; on a CPU they are
+called one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+_streams: dict[torch.device, list[torch.cuda.Stream]] = {}
+
+
+def side_by_side(calls: Sequence[Callable[[], None]], device: torch.device) -> None:
+    """Make calls that need nothing of each other; what comes next waits for all of them."""
+    if device.type != "cuda" or len(calls) < 2:
+        for call in calls:
+            call()
+        return
+    here = torch.cuda.current_stream(device)
+    others = _streams.setdefault(device, [])
+    while len(others) < len(calls):
+        others.append(torch.cuda.Stream(device))
+    for stream, call in zip(others, calls, strict=False):
+        stream.wait_stream(here)
+        with torch.cuda.stream(stream):
+            call()
+    for stream, _ in zip(others, calls, strict=False):
+        here.wait_stream(stream)

@@ -2,13 +2,14 @@
 
     python scripts/mutations_guards.py             # all; writes docs/records/mutations-guards.txt
     python scripts/mutations_guards.py wire shelf  # the modules of these names alone
+    python scripts/mutations_guards.py --every 3   # a third of them, where time is short
     python scripts/mutations_guards.py --page      # the section of docs/mutations.md again
 
-Aggregation, checkpoints, checks of what clients send, privacy.  A mistake is one change: a comparison
-that is off by its edge or the other way round, `and` for `or`, a condition turned round, an error
-that is not raised, a check that is not called, a number one larger, plus for minus, times for over.
-Each lives in a forked process that imports the changed module; nothing on disk changes.  What is
-judged stands in the record and is not judged again.
+Aggregation, checkpoints, checks of what clients send, privacy.  A mistake is one change: a
+comparison that is off by its edge or the other way round, `and` for `or`, a condition turned round,
+an error that is not raised, a check that is not called, a number one larger, plus for minus, times
+for over.  Each lives in a forked process that imports the changed module; nothing on disk changes.
+What is judged stands in the record and is not judged again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
-import hypothesis  # noqa: F401  imported once, for every fork
 import pytest
 import torch
 
@@ -117,13 +117,11 @@ def _ways(node: ast.AST) -> Iterator:
         yield lambda: setattr(node, "op", SWAPPED[type(node.op)]())
     if isinstance(node, ast.If | ast.IfExp | ast.While):
         yield lambda: setattr(node, "test", ast.UnaryOp(ast.Not(), node.test))
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        yield lambda: setattr(node, "value", node.value + 1)
-    if isinstance(node, ast.Constant) and isinstance(node.value, bool):
-        yield lambda: setattr(node, "value", not node.value)
-    if isinstance(node, ast.Raise) or (
-        isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-    ):
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        flip = isinstance(node.value, bool)
+        yield lambda: setattr(node, "value", not node.value if flip else node.value + 1)
+    called = type(node) is ast.Expr and isinstance(node.value, ast.Call)
+    if called or isinstance(node, ast.Raise):
         yield lambda: _nothing(node)
 
 
@@ -169,6 +167,7 @@ def _run(planted: Planted | None, files: list[str]) -> None:
     if planted is not None:
         sys.meta_path.insert(0, Finder(planted))
     options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow"]
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of what this script imports
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         code = pytest.main([*files, *options])
     os._exit(int(code))
@@ -182,9 +181,14 @@ def judged() -> dict[str, str]:
 def main(wanted: list[str]) -> int:
     torch.set_num_threads(1)
     assert not any(name.split(".")[0] == "undrift" for name in sys.modules), "imported too early"
+    every = 1
+    if "--every" in wanted:
+        at = wanted.index("--every")
+        every, wanted = int(wanted[at + 1]), wanted[:at] + wanted[at + 2 :]
     chosen = [m for m in GUARDS if not wanted or m.split(".")[-1] in wanted or wanted == ["--page"]]
     planned, known = [one for m in chosen for one in mistakes_in(m)], judged()
-    jobs = [one for one in planned if str(one) not in known] if wanted != ["--page"] else []
+    jobs = [one for one in planned[::every] if str(one) not in known]
+    jobs = [] if wanted == ["--page"] else jobs
     for module in {one.module for one in jobs}:
         assert passes(None, GUARDS[module]), f"the tests of {module} fail without any mistake"
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:

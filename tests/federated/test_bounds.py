@@ -86,13 +86,32 @@ def test_what_is_sent_beside_the_change_has_a_limit_of_its_own(name, part, phase
     assert list(found) == [0] and "at most 1e+06" in found[0]
 
 
+def with_batchnorm():
+    layers = torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3)
+    made = tiny_world(fl.Task(torch.nn.Sequential(*layers), dtype=torch.float64))
+    return made._replace(sampler=fl.Everyone())
+
+
 def test_batchnorms_statistics_have_it_too(tmp_path):
-    net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
-    made = tiny_world(fl.Task(net, dtype=torch.float64))
-    silos = Silos(made._replace(sampler=fl.Everyone()), fl.fedavg(lr=0.05), tmp_path)
+    silos = Silos(with_batchnorm(), fl.fedavg(lr=0.05), tmp_path)
     change = changed(lambda: server, "0.buffers.0", 1e30)
     server = silos.server(limits=Limits(upload=1e6), grid=Wire(silos.grid, change))
     assert server.round().skipped == [0]
+
+
+@pytest.mark.parametrize(("more", "skipped"), [(0, []), (1, [0]), (-100, [0])])
+def test_batchnorms_counters_follow_from_those_that_were_sent(more, skipped, tmp_path):
+    """The largest counts: one client could make all of them any number."""
+    silos = Silos(with_batchnorm(), fl.fedavg(lr=0.05), tmp_path)
+
+    def change(phase, answer):
+        opened = Opened(answer.data, server.engine.forms["train"])
+        opened.parts["1.counters"] += more
+        return [answer._replace(data=opened.write()) if answer.node == FIRST else answer]
+
+    server = silos.server(grid=Wire(silos.grid, change))
+    assert server.round().skipped == skipped
+    assert all("counters" in e.cause for e in silos.refusals.refused)
 
 
 def test_who_does_not_clip_is_refused(tmp_path):

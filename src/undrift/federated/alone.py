@@ -223,10 +223,9 @@ class Rehearsal:
         """
         finish, reach = self.algo.aggregate.finish, 1.0
         if not any(free):
-            lifted = self._lift(info, steps, round, torch.ones_like(self.broadcast.w))[0]
-            reach = float(torch.linalg.vector_norm(finish(lifted))) / math.sqrt(
-                self.broadcast.w.numel()
-            )
+            ones = torch.ones_like(self.broadcast.w)
+            alone = finish(self._lift(info, steps, round, ones)[0])
+            reach = float(torch.linalg.vector_norm(alone)) / math.sqrt(len(ones))
         return lambda total: float(torch.linalg.vector_norm(finish(total).double())) / reach
 
     def _impulse(self, steps: int, broadcast: Broadcast, client: Client, carry: Carry) -> Tree:

@@ -44,7 +44,7 @@ GUARDS = {
     "federated.wire": HOSTILE,
     "federated.letters": HOSTILE,
     "federated.shelf": ["tests/federated/test_shelf.py", "tests/federated/test_resume.py"],
-    "rules.bounded": ["tests/rules/test_bounded.py"],
+    "rules.bounded": ["tests/rules/test_bounded.py", "tests/federated/test_failing.py"],
     "engines.sums": ["tests/engines/test_sums.py", "tests/engines/test_shards.py"],
     "engines.shards": ["tests/engines/test_shards.py", "tests/engines/test_sharded.py"],
     "state.checkpoint": ["tests/state/test_checkpoint.py", "tests/state/test_disk.py"],

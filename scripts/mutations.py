@@ -139,7 +139,7 @@ def main(wanted: list[str]) -> int:
         known = judged()
         planned = [m for k in rule_classes() for m in mutations_of(k)]
         found = [Found(m, known[str(m)].replace("-", "")) for m in planned if str(m) in known]
-        PAGE.write_text(page(rule_classes(), found, len(planned)))
+        write_page(page(rule_classes(), found, len(planned)))
         return 0
     used, known = users(), judged()
     kinds = [k for k in rule_classes() if not wanted or k.__name__ in wanted]
@@ -155,7 +155,7 @@ def main(wanted: list[str]) -> int:
             print(f"{one.by or 'SURVIVES':8} {one.mutation}", flush=True)
     found = [Found(m, known[str(m)].replace("-", "")) for m, _ in planned]
     if not wanted:
-        PAGE.write_text(page(kinds, found, len(planned)))
+        write_page(page(kinds, found, len(planned)))
     caught = sum(bool(f.by) for f in found)
     print(f"{caught} of {len(found)} noticed ({100 * caught / len(found):.1f} %)")
     return 0 if caught >= 0.95 * len(found) else 1
@@ -190,6 +190,12 @@ tests alone. {rules} rules; [the record](records/mutations.txt) has them all.
 | rule | planted | verify | tests | survive |
 |---|---:|---:|---:|---:|
 """
+
+
+def write_page(text: str) -> None:
+    """Write our part of the page; mutations_guards.py writes the section behind it."""
+    _, theirs, rest = PAGE.read_text().partition("\n## What keeps damage out")
+    PAGE.write_text(text + theirs + rest)
 
 
 def page(kinds: list[type], found: list[Found], planned: int) -> str:

@@ -93,6 +93,8 @@ class ReportRefused(FederationError):
     """What one client sent was not taken; the round goes on without it."""
 
     def __init__(self, client: int | None, round: int, phase: str, cause: str) -> None:
+        # parts of it are a stranger's words: they must not look like lines of ours
+        cause = "".join(c if c.isprintable() else "?" for c in cause[:500])
         self.client, self.round, self.phase, self.cause = client, round, phase, cause
         who = "a node that is no client" if client is None else f"client {client}"
         super().__init__(f"{who}, round {round}, {phase}: refused, {cause}")

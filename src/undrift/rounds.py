@@ -73,7 +73,7 @@ class Advance(NamedTuple):
         scores = {n: float(v.mean()) for n, v in zip(self.rows.scores, values, strict=True)}
         skipped = sorted(i for i, ok in zip(self.ids, kept.tolist(), strict=True) if not ok)
         if skipped:
-            why = "not finite, or no batch to train on"
+            why = "no report, not finite, or no batch to train on"
             log.warning("round %d: left out clients %s (%s)", self.round, skipped, why)
         loss = float(losses.mean()) if len(losses) else math.nan
         seconds, count = at - self.started, int(steps.sum())

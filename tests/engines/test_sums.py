@@ -43,3 +43,17 @@ def test_shapes_come_back() -> None:
     total = OrderedSum()
     total.add([0, 1], (torch.ones(2, 3, 50), torch.ones(2), torch.ones(2, 4), torch.ones(2, 0)))
     assert [tuple(v.shape) for v in total.result()] == [(3, 50), (), (4,), (0,)]
+
+
+def test_leaves_of_every_size_come_back_with_their_numbers() -> None:
+    """Small leaves are added as one; none may be lost at the edge."""
+    rows = tuple(torch.randn(3, n, dtype=torch.float64) for n in (63, 64, 65, 1))
+    total = OrderedSum()
+    total.add([0, 1, 64], rows)
+    for found, row in zip(total.result(), rows, strict=True):
+        assert torch.allclose(found, row.sum(0), atol=1e-12)
+
+
+def test_a_shard_is_all_ids_of_one_remainder_of_64() -> None:
+    """Runs that were recorded must be added up in the same order by the next version."""
+    assert summing_order([128, 65, 3, 64, 1, 0]) == [0, 64, 128, 1, 65, 3]

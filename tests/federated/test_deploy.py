@@ -254,15 +254,21 @@ def test_a_server_that_does_not_start_says_why(tmp_path):
 
 
 # ---- no pickle -----------------------------------------------------------------------------------
-@pytest.mark.parametrize("part", ["federated", "deploy"])
-def test_nothing_there_can_unpickle(part):
-    for path in (SOURCE / part).rglob("*.py"):
+def test_nothing_in_the_package_can_unpickle():
+    """What bandit's B301, B302, B403 and B614 look for, in every module; numpy may not either."""
+    # `testing` copies its caller's own objects by pickle, to see whether they survive it
+    for path in set(SOURCE.rglob("*.py")) - set((SOURCE / "testing").rglob("*.py")):
         tree = ast.parse(path.read_text())
         names = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
         names |= {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
-        assert not names & {"pickle", "dill", "cloudpickle", "marshal", "shelve", "yaml"}, path
-        calls = {ast.unparse(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
-        assert not calls & {"torch.load", "eval", "exec", "numpy.load", "np.load"}, path
+        found = {name.partition(".")[0] for name in names}
+        assert not found & {"pickle", "dill", "cloudpickle", "marshal", "shelve", "yaml"}, path
+        calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
+        named = {ast.unparse(n.func) for n in calls}
+        assert not named & {"torch.load", "eval", "pd.read_pickle", "pandas.read_pickle"}, path
+        for call in calls:
+            if ast.unparse(call.func) in ("np.load", "numpy.load"):
+                assert "allow_pickle=False" in ast.unparse(call), path
 
 
 def test_flower_is_named_when_it_is_missing(monkeypatch):

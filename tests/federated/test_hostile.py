@@ -180,8 +180,16 @@ GATES = Gates()
 
 
 # ---- size ----------------------------------------------------------------------------------------
-def test_oversized_answers_cost_no_memory(tmp_path):
-    silos, huge = Silos(world(), fl.fedavg(lr=0.05), tmp_path), bytes(32 * 2**20)
+HUGE = 32 * 2**20
+TABLE = b'{"__metadata__": {"undrift": "{}"}, ' + b'"a": [1], ' * (HUGE // 10) + b'"b": 1}'
+
+
+@pytest.mark.parametrize(
+    "huge", [bytes(HUGE), len(TABLE).to_bytes(8, "little") + TABLE], ids=["zeros", "table"]
+)
+def test_oversized_answers_cost_no_memory(huge, tmp_path):
+    """Reading the table would take hundreds of megabytes, before anything is said about it."""
+    silos = Silos(world(), fl.fedavg(lr=0.05), tmp_path)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     flood = Wire(silos.grid, lambda phase, a: [a._replace(data=huge)] * 17)
     server = silos.server(grid=flood)
@@ -189,6 +197,7 @@ def test_oversized_answers_cost_no_memory(tmp_path):
     result = server.round()
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert len(silos.refusals.refused) == 102 and len(result.skipped) == 6
+    assert all("bytes where at most" in e.cause for e in silos.refusals.refused)
     assert grown < 50 * 1024  # kilobytes
     assert torch.equal(server.server.w, model)
 

@@ -118,6 +118,10 @@ def test_what_the_noise_does_not_cover_is_refused():
         fl.Algorithm((Private(),), Sgd(lr=0.1))
     with pytest.raises(ConfigError, match="Scaffold sends more"):
         fl.Algorithm((fl.Scaffold(), Private()), Sgd(lr=0.1), Mean(by_size=False))
+    for before in (fl.Step(lr=10.0), fl.Adaptive(), fl.ServerMomentum()):
+        with pytest.raises(ConfigError, match="put Private first"):
+            fl.Algorithm((before, Private()), Sgd(lr=0.1), Mean(by_size=False))
+        fl.Algorithm((Private(), before), Sgd(lr=0.1), Mean(by_size=False))  # of what is public
     net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
     world = tiny_world(fl.Task(net, dtype=torch.float64))
     with pytest.raises(ConfigError, match="running statistics"):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from shlex import quote
 
 from undrift.cli.common import Commands, add_experiment, load_experiments
 from undrift.deploy.check import check
-from undrift.deploy.folder import PORT, Wanted, init, renew_keys
+from undrift.deploy.folder import DOOR, PORT, Wanted, init, renew_keys
 from undrift.deploy.local import Local
 from undrift.errors import ConfigError
 from undrift.experiment.folder import RunFolder
@@ -23,7 +24,8 @@ def add_commands(commands: Commands) -> None:
     add_experiment(made)
     made.add_argument("--clients", type=int, help="silos (default: the experiment's clients)")
     made.add_argument("--host", default="127.0.0.1", help="under which silos reach the server")
-    made.add_argument("--port", type=int, default=PORT, help=f"of the server (default {PORT})")
+    told = f"of the server ({DOOR} by default, {PORT} on this machine)"
+    made.add_argument("--port", type=int, help=told)
     made.add_argument("--insecure", action="store_true", help="no TLS, no keys: a try-out only")
     made.set_defaults(action=do_init)
     for name, action, told in (
@@ -47,7 +49,7 @@ def do_init(chosen: argparse.Namespace) -> int:
         raise ConfigError(f"a federation runs one experiment, not {len(experiments)}: no sweeps")
     wanted = Wanted(chosen.clients, chosen.host, chosen.port, chosen.insecure)
     place = init(Path(chosen.folder), experiments[0], wanted)
-    print(f"{place}: read README.md there, or try it: undrift deploy try {chosen.folder}")
+    print(f"{place}: read README.md there, or try it: undrift deploy try {quote(chosen.folder)}")
     if chosen.insecure:
         print("INSECURE: no TLS and no keys. For one machine and a try-out only.")
     return 0
@@ -86,5 +88,5 @@ def do_keys(chosen: argparse.Namespace) -> int:
 def _project(folder: str) -> Path:
     place = Path(folder)
     if not (place / "app" / "silos" / "federation.toml").is_file():
-        raise ConfigError(f"{place} is no federation: `undrift deploy init {place} digits`")
+        raise ConfigError(f"{place} is no federation: `undrift deploy init {quote(folder)} digits`")
     return place.resolve()

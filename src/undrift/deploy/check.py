@@ -101,7 +101,8 @@ def _plain_refused(port: int) -> Finding:
 
 def _greeted(place: Path, project: Project, home: Path) -> Iterator[Finding]:
     """Let the server greet every node, through Flower and back."""
-    with tempfile.TemporaryDirectory() as folder:
+    # a SuperLink that is a service writes nowhere else
+    with tempfile.TemporaryDirectory(prefix="check-", dir=place / "operator") as folder:
         said = _run_greeting(place, home, Path(folder))
         found = Path(folder) / CHECKED
         if not found.is_file():

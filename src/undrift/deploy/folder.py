@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 import shutil
@@ -9,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from undrift.data import Federation
+from undrift.data import Federation, Population
 from undrift.deploy import templates
 from undrift.errors import ConfigError
 from undrift.experiment.spec import Experiment
@@ -21,6 +22,7 @@ from undrift.state import disk
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:-]{0,252}")
 PORT = 8000  # of the SuperLink, on its own machine
+DOOR = 443  # of the door in front of it, on a machine that silos reach
 
 
 class Wanted(NamedTuple):
@@ -28,16 +30,42 @@ class Wanted(NamedTuple):
 
     clients: int | None = None  # by default as many as the experiment deals to
     host: str = "127.0.0.1"  # under which silos reach the server
-    port: int = PORT  # under which silos reach the server
+    port: int | None = None  # under which silos reach the server
     insecure: bool = False
     judge: bool = True  # whether the server has the experiment's test examples
+
+    @property
+    def here(self) -> bool:
+        """Whether silos are on this very machine and need no door."""
+        return self.host in ("127.0.0.1", "localhost")
+
+    @property
+    def door(self) -> int:
+        """Tell the port that silos knock at."""
+        return (PORT if self.here else DOOR) if self.port is None else self.port
+
+    @property
+    def address(self) -> str:
+        """Tell where silos reach the server."""
+        return f"[{self.host}]:{self.door}" if ":" in self.host else f"{self.host}:{self.door}"
+
+    def check(self) -> None:
+        """Refuse an address that cannot work."""
+        if not _HOST.fullmatch(self.host) or not 0 < self.door < 65536:
+            raise ConfigError(f"{self.host}:{self.door} is no address of a server")
+        if self.insecure and not self.here:
+            raise ConfigError(f"--insecure is for one machine: leave out --host {self.host}")
+        if not self.here and self.door == PORT:
+            raise ConfigError(
+                f"--port {PORT} is the SuperLink's own, which 127.0.0.1 alone reaches: silos come "
+                f"through operator/door.conf, at another port (by default {DOOR})"
+            )
 
 
 def init(folder: Path, experiment: Experiment, wanted: Wanted) -> Path:
     """Write the project; an existing folder is refused."""
     check_deployable(experiment)
-    if not _HOST.fullmatch(wanted.host) or not 0 < wanted.port < 65536:
-        raise ConfigError(f"{wanted.host}:{wanted.port} is no address of a server")
+    wanted.check()
     if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
         raise ConfigError(f"{folder} exists already: choose another folder, or delete it")
     clients, table = _federation(experiment, wanted)
@@ -66,6 +94,8 @@ def _federation(experiment: Experiment, wanted: Wanted) -> tuple[int, dict[str, 
     y = {"shape": list(example.y_shape), "dtype": str(example.y_dtype).removeprefix("torch.")}
     if data.embedding is not None:
         raise ConfigError("a model with vectors of words from the data cannot be deployed yet")
+    cohort = len(experiment.sampler.sample(0, 0, Population.of([1] * clients)).ids)
+    largest = max(len(part) for part in parts)
     return clients, {
         "clients": clients,
         "classes": data.classes,
@@ -76,11 +106,11 @@ def _federation(experiment: Experiment, wanted: Wanted) -> tuple[int, dict[str, 
         "y": y,
         "patience": {
             "seconds": 600.0,
-            "minimum": max(1, min(2, clients)),
+            "minimum": max(1, min(2, cohort)),
             "empty_rounds": 3,
             "returning": 120.0,
         },
-        "limits": {"size": 10**9},
+        "limits": {"size": max(10_000, 10 * largest)},
     }
 
 
@@ -133,7 +163,7 @@ def _write_silos(place: Path, clients: int, table: dict[str, Any], wanted: Wante
         loader = templates.LOADER.format(x=x, y=y, client=client, app=app)
         write_text(folder / "loader.py", loader)
         node = templates.NODE.format(
-            quiet=templates.QUIET, address=f"{wanted.host}:{wanted.port}", security=security,
+            quiet=templates.QUIET, address=wanted.address, security=security,
             client=client,
         )  # fmt: skip
         write_text(folder / "node.sh", node, executable=True)
@@ -181,7 +211,7 @@ def _write_operator(place: Path, wanted: Wanted) -> None:
     write_text(folder / "superlink.service", _service("server", folder, "superlink.sh"))
     if not wanted.insecure:
         door = templates.DOOR.format(
-            door=wanted.port if wanted.port != PORT else 443, host=wanted.host, folder=folder,
+            door=DOOR if wanted.door == PORT else wanted.door, host=wanted.host, folder=folder,
             port=PORT,
         )  # fmt: skip
         write_text(folder / "door.conf", door)
@@ -196,7 +226,9 @@ def flower_config(place: Path, port: int, insecure: bool) -> str:
 
 def _service(what: str, folder: Path, script: str) -> str:
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-    return templates.SERVICE.format(what=what, folder=folder, script=folder / script, path=path)
+    return templates.SERVICE.format(
+        what=what, folder=folder, script=folder / script, path=path, user=getpass.getuser()
+    )
 
 
 def _readme(clients: int, wanted: Wanted) -> str:
@@ -205,5 +237,4 @@ def _readme(clients: int, wanted: Wanted) -> str:
         if wanted.insecure
         else "It is closed: TLS by an authority of its own, and only nodes whose keys are listed."
     )
-    address = f"{wanted.host}:{wanted.port}"
-    return templates.README.format(clients=clients, closed=closed, address=address)
+    return templates.README.format(clients=clients, closed=closed, address=wanted.address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from undrift.deploy.folder import flower_config, silo, write_text
-from undrift.errors import FederationError
+from undrift.errors import FederationError, MissingExtra
 from undrift.experiment.tables import read_table
 from undrift.federated.project import FEDERATION
 
@@ -76,8 +77,11 @@ class Local:
 
     def superlink(self) -> None:
         """Start the server, and wait until it listens."""
+        if shutil.which("flower-superlink", path=self.environment()["PATH"]) is None:
+            raise MissingExtra("Flower is not installed: pip install 'undrift[flower]'")
         script = str(self.place / "operator" / "superlink.sh")
-        self.start("superlink", ["/bin/sh", script], PORT=str(self.port))
+        records = str(self.work / "superlink.db")  # a try-out leaves the operator's alone
+        self.start("superlink", ["/bin/sh", script], PORT=str(self.port), DATABASE=records)
         self.wait_for("superlink", self.port)
 
     def node(self, client: int, **more: str) -> str:
@@ -99,10 +103,14 @@ class Local:
         self, name: str, command: Sequence[str], seconds: float = 120.0, **more: str
     ) -> str:
         """Run a command to its end and give what it says."""
-        done = subprocess.run(
-            command, capture_output=True, env=self.environment(**more), timeout=seconds,
-            stdin=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
+        try:
+            done = subprocess.run(
+                command, capture_output=True, env=self.environment(**more), timeout=seconds,
+                stdin=subprocess.DEVNULL, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as late:
+            so_far = last_lines((late.stdout or b"").decode(errors="replace"))
+            raise FederationError(f"{name} did not end within {seconds:g} s: {so_far}") from late
         said = (done.stdout + done.stderr).decode(errors="replace")
         with (self.work / f"{name}.log").open("a") as log:
             log.write(said)

@@ -90,7 +90,7 @@ SUPERLINK = """\
 # and register nodes, so only /v1/fleet/ is passed on to silos (door.conf).
 set -e
 {quiet}exec flower-superlink --host 127.0.0.1 --port "${{PORT:-{port}}}" {security} \\
-  --database superlink.db --disable-runtime-dependency-installation
+  --database "${{DATABASE:-superlink.db}}" --disable-runtime-dependency-installation
 """
 
 SUPERLINK_TLS = """\
@@ -103,7 +103,11 @@ REGISTER = """\
 # Lets the nodes in whose public keys lie in silos/; everybody else is turned away.
 set -e
 {quiet}for key in ../silos/*/key.pub; do
-  flwr supernode register "$key" federation
+  said=$(COLUMNS=200 flwr supernode register "$key" federation 2>&1) || case "$said" in
+    *"already in use"*) said="$key is registered already" ;;
+    *) echo "$said" >&2; exit 1 ;;
+  esac
+  echo "$said"
 done
 flwr supernode list federation
 """
@@ -145,13 +149,16 @@ NODE_TLS = """\
   --ssl-ca-certfile ca.crt --ssl-certfile node.crt --ssl-keyfile node.key"""
 
 SERVICE = """\
+# User and paths are those of the machine where `undrift deploy init` ran: change them where this
+# folder lies elsewhere.  The user owns the folder and needs no other right.
 [Unit]
 Description=undrift: {what}
 After=network-online.target
 Wants=network-online.target
 
 [Service]
-ExecStart=/bin/sh {script}
+User={user}
+ExecStart=/bin/sh "{script}"
 WorkingDirectory={folder}
 Environment=PATH={path}
 Restart=on-failure
@@ -159,7 +166,7 @@ RestartSec=10
 NoNewPrivileges=true
 PrivateTmp=true
 ProtectSystem=strict
-ReadWritePaths={folder}
+ReadWritePaths="{folder}"
 
 [Install]
 WantedBy=multi-user.target
@@ -171,14 +178,14 @@ DOOR = """\
 server {{
     listen {door} ssl;
     server_name {host};
-    ssl_certificate     {folder}/certificates/server.crt;
-    ssl_certificate_key {folder}/certificates/server.key;
+    ssl_certificate     "{folder}/certificates/server.crt";
+    ssl_certificate_key "{folder}/certificates/server.key";
     ssl_protocols TLSv1.3;
     client_max_body_size 64m;
 
     location /v1/fleet/ {{
         proxy_pass https://127.0.0.1:{port};
-        proxy_ssl_trusted_certificate {folder}/certificates/ca.crt;
+        proxy_ssl_trusted_certificate "{folder}/certificates/ca.crt";
         proxy_ssl_verify on;
         proxy_ssl_name localhost;
         proxy_read_timeout 300s;
@@ -221,7 +228,7 @@ federation the silo runs `ssh-keygen -t ecdsa -b 384 -N '' -f key` and returns `
 ```sh
 pip install 'undrift[flower]'
 python loader.py                   # after writing into it where your data are
-sh node.sh                         # or install node.service; keep it running
+sh node.sh                         # or install node.service with your paths; keep it running
 ```
 
 State of the algorithm is in `state/` of each silo: keep it between restarts. A node runs the app

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +21,7 @@ from undrift.core.algorithm import (
     write_personal,
 )
 from undrift.core.round import _impulse_step, check_path, client_start
-from undrift.core.rule import ClientInfo, Sizes
+from undrift.core.rule import ClientInfo, ClientView, Sizes
 from undrift.core.task import Batch, Task
 from undrift.core.tree import EMPTY, Tree, leaves, tree_map
 from undrift.core.views import Carry, no_batch, views_of
@@ -194,6 +196,14 @@ class Rehearsal:
     # -- what is known of single numbers --------------------------------------------------------
     def known(self, info: ClientInfo, steps: Tensor, round: Tensor) -> Known:
         """Tell which single numbers an honest report has, whatever the data are."""
+        lifted, view = self._lift(info, steps, round, torch.zeros_like(self.broadcast.w))
+        weight = float(self.algo.aggregate.weight(view))
+        return Known(weight, float(view.path), tuple(singles(lifted)))
+
+    def _lift(
+        self, info: ClientInfo, steps: Tensor, round: Tensor, delta: Tensor
+    ) -> tuple[Tree, ClientView]:
+        """Lift a change as a client would, as far as that can be known without its data."""
         client: Client = tree_map(lambda v: v[0], self.client)
         client = client._replace(info=info, steps=steps.to(info.size.dtype))
         broadcast = self.broadcast._replace(round=round)
@@ -201,9 +211,22 @@ class Rehearsal:
         carry = carry._replace(impulse=self._impulse(int(steps), broadcast, client, carry))
         none = no_batch(carry.w)
         view = views_of(self.algo, self.task, broadcast, client, carry, none, None)[-1]
-        lifted = self.algo.aggregate.lift(torch.zeros_like(carry.w), view)
-        weight = float(self.algo.aggregate.weight(view))
-        return Known(weight, float(view.path), tuple(singles(lifted)))
+        return self.algo.aggregate.lift(delta, view), view
+
+    def change(
+        self, info: ClientInfo, steps: Tensor, round: Tensor, free: Sequence[bool]
+    ) -> Callable[[Tree], float]:
+        """Give what tells how long a change of the model a report stands for.
+
+        It is what the report alone would move the model by, over what a change of norm 1 would;
+        where the data decide a weight, that is at most 1.
+        """
+        finish, reach = self.algo.aggregate.finish, 1.0
+        if not any(free):
+            ones = torch.ones_like(self.broadcast.w)
+            alone = finish(self._lift(info, steps, round, ones)[0])
+            reach = float(torch.linalg.vector_norm(alone)) / math.sqrt(len(ones))
+        return lambda total: float(torch.linalg.vector_norm(finish(total).double())) / reach
 
     def _impulse(self, steps: int, broadcast: Broadcast, client: Client, carry: Carry) -> Tree:
         """Run the chain on the scalar that measures ||a||_1: it needs no example."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from undrift.core.algorithm import Report, Row
-from undrift.core.tree import Tree, leaves, named_leaves
+from undrift.core.tree import Tree, named_leaves
 from undrift.errors import ConfigError, ReportRefused
 from undrift.federated.alone import Known, singles
 from undrift.federated.grid import Answer
@@ -24,12 +24,14 @@ class Limits(NamedTuple):
 
     weight: float | None = None  # that its data decide, as q-FFL's; by default any finite one
     norm: float | None = None  # of a client's own change of the model; by default any finite one
+    upload: float | None = None  # of each other tensor that it sends; by default any finite one
     size: int = 10**9  # examples
 
     def checked(self) -> Limits:
         """Refuse limits that nobody could keep."""
         for name, value in self._asdict().items():
-            if value is not None and not (math.isfinite(value) and value > 0):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (number and math.isfinite(value) and value > 0):
                 raise ConfigError(f"limits.{name} = {value!r} must be a finite number above 0")
         return self
 
@@ -41,6 +43,7 @@ class Expected(NamedTuple):
     steps: int = 0
     known: Known = Known(1.0, 0.0, ())
     counters: Tensor | None = None  # BatchNorm's counters, as they were sent down
+    change: Callable[[Tree], float] | None = None  # how long a change a report stands for
 
 
 class Accepted(NamedTuple):
@@ -100,9 +103,14 @@ class Gate:
         self._check_words(words, wanted)
         tree = unpack(answer.data, self.form)[1]
         check_finite(tree)
+        beside = tree
         if self.phase == "train":
             report, row = tree
             check_report(report, row, wanted, self.limits, self.free)
+            floats, weight = report.buffers
+            beside = {"uploads": report.uploads, "buffers": floats / weight, "notes": row.notes}
+        if self.limits.upload is not None:
+            check_uploads(beside, self.limits.upload)
         return Accepted(words.client, words, tree, mark_of(answer.data))
 
     def _check_words(self, words: Up, wanted: Expected) -> None:
@@ -116,7 +124,8 @@ class Gate:
             if found != right:
                 raise Malformed(f"{name} is {str(found)[:40]}, expected {right}")
         if self.phase == "hello" and not 1 <= words.size <= self.limits.size:
-            raise Malformed(f"{words.size} examples, expected 1 to {self.limits.size}")
+            most = f"{self.limits.size} (limits.size)"
+            raise Malformed(f"{words.size} examples, expected 1 to {most}")
 
 
 def check_finite(tree: Tree) -> None:
@@ -124,6 +133,14 @@ def check_finite(tree: Tree) -> None:
     for name, leaf in named_leaves(tree).items():
         if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
             raise Malformed(f"{name!r} is not finite")
+
+
+def check_uploads(tree: Tree, most: float) -> None:
+    """Refuse a tensor that is too long."""
+    for name, leaf in named_leaves(tree).items():
+        length = float(torch.linalg.vector_norm(leaf.double()))
+        if length > most:
+            raise Malformed(f"{name!r} has the norm {length:.6g}, at most {most:.6g}")
 
 
 def check_report(
@@ -149,8 +166,10 @@ def check_report(
         if not open_one:
             _equal(name, value, right)
     _check_rest(row, wanted)
-    if limits.norm is not None:
-        _check_norm(report, row, limits.norm, known.weight)
+    if limits.norm is not None and wanted.change is not None:
+        length = wanted.change(report.total)
+        if not length <= limits.norm * (1 + 1e-6):
+            raise Malformed(f"a change of norm {length:.6g}, at most {limits.norm:.6g}")
 
 
 def _check_rest(row: Row, wanted: Expected) -> None:
@@ -160,16 +179,6 @@ def _check_rest(row: Row, wanted: Expected) -> None:
         ahead = row.counters - wanted.counters
         if bool((ahead < 0).any()) or bool((ahead > wanted.steps).any()):
             raise Malformed("its counters of batches do not follow from those it was sent")
-
-
-def _check_norm(report: Report, row: Row, norm: float, weight: float) -> None:
-    """Refuse a change that is too long, whatever the client says of its length."""
-    if float(row.length) > norm:
-        raise Malformed(f"length = {float(row.length):.6g}, at most {norm:.6g}")
-    for leaf in leaves(report.total):
-        length = float(torch.linalg.vector_norm(leaf.double())) / weight if leaf.dim() else 0.0
-        if length > norm * (1 + 1e-6):
-            raise Malformed(f"a change of norm {length:.6g}, at most {norm:.6g}")
 
 
 def _equal(name: str, value: Any, right: float) -> None:

@@ -37,6 +37,7 @@ def enrol(
 ) -> Members:
     """Ask who comes which client it is and what it holds, until all are there or time is up."""
     found, nodes, known = dict[int, int](), dict[int, int](), set[int]()
+    refusals = Once(refusals)  # who is refused is asked again every second
     end = time.monotonic() + door.seconds
     while True:
         here = {n: c for n, c in grid.nodes().items() if n not in known}
@@ -58,6 +59,19 @@ def enrol(
             f"{door.minimum} are needed: start their nodes, and look into refused.jsonl"
         )
     return Members(nodes, found, door.clients)
+
+
+class Once:
+    """Hands a refusal on, unless the same was said of the same node before."""
+
+    def __init__(self, refusals: Refusal) -> None:
+        self._refusals, self._told = refusals, set[tuple[int | None, str]]()
+
+    def __call__(self, error: ReportRefused, node: int | None) -> None:
+        """Hand it on the first time."""
+        if (node, str(error)) not in self._told:
+            self._told.add((node, str(error)))
+            self._refusals(error, node)
 
 
 def _greeted(

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from undrift.errors import ConfigError, ReportRefused
 from undrift.federated.checks import Accepted, Expected, Gate, Limits
@@ -34,9 +34,14 @@ class Patience(NamedTuple):
     def checked(self) -> Patience:
         """Refuse what would wait for nobody, or forever."""
         for name, value in self._asdict().items():
-            wrong = isinstance(value, bool) or not isinstance(value, int | float) or not value > 0
-            if wrong and not (name in ("at_once", "returning") and not value):
-                raise ConfigError(f"patience.{name} = {value!r} must be above 0")
+            wanted: Any = int | float if name in ("seconds", "returning") else int
+            number = isinstance(value, wanted) and not isinstance(value, bool)
+            if (number and 0 < value < math.inf) or (
+                name in ("at_once", "returning") and not value
+            ):
+                continue
+            kind = "a number" if wanted is not int else "a whole number"
+            raise ConfigError(f"patience.{name} = {value!r} must be {kind} above 0")
         return self
 
 

@@ -79,6 +79,8 @@ def _answer(reply: Message, asked: int | None) -> Answer:
     node = int(reply.metadata.src_node_id)
     if reply.has_error():  # the SuperLink's own: it has no node that sent it
         return Answer(node if asked is None else asked, b"", f"Flower error {reply.error.code}")
+    if asked is not None and asked != node:
+        return Answer(asked, b"", f"it answers in the name of node {node}")
     try:
         array = reply.content["answer"]["answer"]
         data = array.data if isinstance(array, Array) and array.stype == KIND else b""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from undrift.core.task import Task
 from undrift.data import Federation
+from undrift.data.checks import check_whole
 from undrift.errors import ConfigError, DataError, UndriftError
 from undrift.experiment.spec import Experiment
 from undrift.experiment.tables import read_table
@@ -84,22 +86,44 @@ def read_project(place: Path) -> Project:
 
 
 def _project(experiment: Experiment, table: dict[str, Any]) -> Project:
-    x, y, clients = table["x"], table["y"], int(table["clients"])
+    x, y, clients = table["x"], table["y"], table["clients"]
+    check_whole("federation.toml: clients", clients)
     example = Example(tuple(x["shape"]), _dtype(x), tuple(y["shape"]), _dtype(y))
-    keys = tuple(table.get("keys", ()))
-    if keys and len(keys) != clients:
-        raise ConfigError(f"federation.toml has {len(keys)} keys for {clients} clients")
+    joining = table.get("joining", 300.0)
+    if not 0 < float(joining) < math.inf:
+        raise ConfigError(f"federation.toml: joining = {joining!r} must be a number above 0")
+    patience = Patience(**table.get("patience", {})).checked()
+    most = min(clients, getattr(experiment.sampler, "count", None) or clients)
+    if patience.minimum > most:
+        raise ConfigError(
+            f"patience.minimum = {patience.minimum}, but a round has at most {most} clients: it "
+            "would never count"
+        )
+    return Project(
+        experiment, clients, example, int(table.get("classes", 0)), _keys(table, clients),
+        Limits(**table.get("limits", {})).checked(), patience,
+        float(joining), bool(table.get("judge", False)),
+    )  # fmt: skip
+
+
+def _keys(table: dict[str, Any], clients: int) -> tuple[str, ...]:
+    """Read the clients' public keys: as many as clients, and each a client's own."""
+    keys = tuple(str(key).strip() for key in table.get("keys", ()))
     if not keys and not table.get("insecure", False):
         raise ConfigError(
             "federation.toml has no keys: without them anybody may say that he is any client; "
             "insecure = true allows it, for a try-out"
         )
-    patience = Patience(**table.get("patience", {})).checked()
-    return Project(
-        experiment, clients, example, int(table.get("classes", 0)), keys,
-        Limits(**table.get("limits", {})).checked(), patience,
-        float(table.get("joining", 300.0)), bool(table.get("judge", False)),
-    )  # fmt: skip
+    if keys and len(keys) != clients:
+        raise ConfigError(f"federation.toml has {len(keys)} keys for {clients} clients")
+    owner: dict[str, int] = {}
+    for client, key in enumerate(keys):
+        if owner.setdefault(key, client) != client:
+            raise ConfigError(
+                f"federation.toml: clients {owner[key]} and {client} have the same key; each silo "
+                "makes its own, and `undrift deploy keys` takes them in"
+            )
+    return keys
 
 
 def _dtype(table: dict[str, Any]) -> torch.dtype:

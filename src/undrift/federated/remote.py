@@ -166,8 +166,11 @@ class Remote(Engine):
     def _expected(
         self, client: int, info: ClientInfo, steps: Tensor, broadcast: Broadcast
     ) -> Expected:
-        known = self.rehearsal.known(info, steps, broadcast.round)
-        return Expected(client, int(steps), known, broadcast.buffers.counters)
+        told = info, steps, broadcast.round
+        known, change = self.rehearsal.known(*told), None
+        if self.exchange.limits.norm is not None:
+            change = self.rehearsal.change(*told, self.free)
+        return Expected(client, int(steps), known, broadcast.buffers.counters, change)
 
     def _bases(self, ids: Sequence[int]) -> dict[int, str]:
         """Tell which report of each client was counted last."""

@@ -44,9 +44,12 @@ def new_run() -> str:
 
 
 def _bounded(limits: Limits, algorithm: Algorithm) -> Limits:
-    """Refuse, where a rule promises to hide a client, one that did not keep to its bound."""
-    bounds = [float(rule.norm) for rule in algorithm.rules if getattr(rule, "hides", False)]  # type: ignore[attr-defined]
-    return limits if limits.norm is not None or not bounds else limits._replace(norm=min(bounds))
+    """Refuse, where the last word on a change has a rule that bounds it, one that is longer."""
+    last = next((r for r in reversed(algorithm.rules) if r.changes == "delta"), None)
+    if last is None or not getattr(last, "bounds", False):
+        return limits
+    bound = float(last.norm)  # type: ignore[attr-defined]
+    return limits._replace(norm=bound if limits.norm is None else min(bound, limits.norm))
 
 
 class Coordinator(Trainer):

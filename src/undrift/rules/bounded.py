@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from undrift.core.rule import ClientView, Mean, Rule, ServerView, overrides
 from undrift.core.task import Vec
+from undrift.core.together import around
 from undrift.core.tree import Tree, number, record
 from undrift.errors import ConfigError, MissingExtra
 
@@ -31,9 +32,13 @@ def clipped(delta: Vec, norm: Any) -> Vec:
 
 @record
 class Clipped(Rule):
-    """Shorten what a client's model lost to a norm: no client can do more in one round."""
+    """Shorten what a client's model lost to a norm: no client can do more in one round.
+
+    What other rules send beside the change is not shortened.
+    """
 
     changes: ClassVar[str] = "delta"
+    bounds: ClassVar[bool] = True  # a change that is longer than `norm` is no honest one
 
     norm: float = number(default=1.0, low=0, ends="()")
 
@@ -46,10 +51,12 @@ class Private(Rule):
     """DP-FedAvg (McMahan et al. 2018): clip every client's change, add Gaussian noise to the sum.
 
     Hides whether a client took part at all; `spent_on_updates` says how well.  The sum is divided
-    by `cohort`, the number of clients that is expected, whoever reports.
+    by `cohort`, the number of clients that is expected, whoever reports.  A round that nobody
+    reports in leaves the model as it is, which tells just that.
     """
 
     changes: ClassVar[str] = "delta"
+    bounds: ClassVar[bool] = True
     hides: ClassVar[bool] = True  # nothing else about a client may be sent
 
     norm: float = number(default=1.0, low=0, ends="()")
@@ -64,6 +71,10 @@ class Private(Rule):
             if other is not self and (sends or other.shares_probe):
                 what = type(other).__name__
                 raise ConfigError(f"Private bounds the model's change alone, and {what} sends more")
+        before = [r for r in around(self, algorithm)[0] if overrides(r, "server")]
+        if before:
+            what = type(before[0]).__name__
+            raise ConfigError(f"{what} would see the sum before its noise: put Private first")
 
     def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
         if view.task.float_buffers:
@@ -103,7 +114,8 @@ def spent_on_updates(
     """Give epsilon after some rounds, for adding or removing one client.
 
     `rate` is the chance with which a Bernoulli sampler takes each client by itself; no other way of
-    sampling is credited.
+    sampling is credited.  The credit holds towards those who do not know who took part: a cohort
+    follows from the experiment's seed, and a run's folder lists it.
     """
     if rounds < 1 or not 0 < delta < 1 or not 0 < (1.0 if rate is None else rate) <= 1:
         raise ConfigError(

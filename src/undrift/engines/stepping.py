@@ -68,7 +68,8 @@ class Stepping:
         if self.task.augment is not None:
             batch = vmap(vmap(self.task.augmented))(batch, keys)
         places = split([g.size for g in groups])
-        parts = [tree_map(lambda v, own=own: v[own], (models, batch, keys, k)) for own in places]
+        whole = (models, batch, keys, k)
+        parts: list[Any] = [tree_map(lambda v, own=own: v[own], whole) for own in places]
         crews = list(zip(groups, seats, parts, strict=True))
         if self._fill_the_device(groups, batch):
             side_by_side(
@@ -91,7 +92,7 @@ class Stepping:
 
     def _one(
         self, group: Group, seat: Seat, models: tuple[Tensor, Buffers], batch: Batch, keys: Tensor,
-        k: Tensor, found: Found | None = None,
+        k: Tensor, *, found: Found | None = None,
     ) -> None:  # fmt: skip
         """Take the step of one group, whose gradients may be known."""
         if found is None and shares_gradient(group.algo):

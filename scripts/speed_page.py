@@ -6,6 +6,7 @@ python scripts/speed_page.py
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -246,17 +247,24 @@ def precisions() -> str:
     if found is None:
         return ""
     rows = [
-        [one["precision"], f"{one['mean']:.2f}", f"{one['sd']:.2f}", f"{one['seconds']:.0f}"]
-        for one in found["results"]
+        [one["precision"], f"{one['mean']:.2f}", f"{one['sd']:.2f}"] for one in found["results"]
     ]
     return f"""## Precision
 
     python benchmarks/precision.py --json precision.json      # {found["device"]}, torch {found["torch"]}
 
-{table(["operands", "accuracy %", "sd", "seconds"], rows)}
+{table(["operands", "accuracy %", "sd"], rows)}
 CIFAR-10, feddyn_cnn, FedAvg, 100 clients of Dirichlet(0.3), 10 a round, 2 epochs of batch 50,
-{found["rounds"]} rounds, 3 seeds as one batch.
+{found["rounds"]} rounds, 3 seeds as one batch. The means are at most {widest(found["results"]):.1f} pooled standard deviations apart.
 """
+
+
+def widest(results: list[dict[str, Any]]) -> float:
+    """Tell how far means are apart at most, in pooled standard deviations."""
+    return max(
+        abs(a["mean"] - b["mean"]) / ((a["sd"] ** 2 + b["sd"] ** 2) / 2) ** 0.5
+        for a, b in itertools.combinations(results, 2)
+    )
 
 
 def cpu() -> str:

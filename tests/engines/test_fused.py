@@ -51,3 +51,21 @@ def test_what_was_the_same_and_no_longer_is_gets_code_of_its_own(compiled):
 def test_empty_tensors_are_never_the_same(compiled):
     shapes = Fused(lambda a, b: (a.sum() + 1, b.sum() + 2), "sums", compiled=True)
     assert shapes(torch.zeros(0), torch.zeros(0)) == (torch.tensor(1.0), torch.tensor(2.0))
+
+
+def test_settings_are_made_for_what_is_compiled(compiled):
+    from torch._inductor import config
+
+    seen = {}
+
+    def looking(graph, inputs):
+        seen[len(seen)] = config.compile_threads, config.triton.persistent_reductions
+        return graph.forward
+
+    compiled.clear()
+    torch.compile.keywords["backend"] = looking
+    usual = config.triton.persistent_reductions
+    Fused(lambda v: v.sort(stable=True).indices, "an order", compiled=True)(torch.rand(4))
+    Fused(lambda v: v + 1, "a sum", compiled=True)(torch.rand(4))
+    assert seen == {0: (1, False), 1: (1, usual)}
+    assert config.triton.persistent_reductions == usual

@@ -21,6 +21,7 @@ from undrift.core.tree import Tree, leaves, rebuild, structure
 log = logging.getLogger("undrift")
 
 MOST_LAYERS = 16  # whose gradients are read where they are
+SORTS = (torch.ops.aten.sort.default, torch.ops.aten.sort.stable)
 
 
 class Fused:
@@ -108,11 +109,23 @@ def _settings(traced: torch.fx.GraphModule) -> Any:
     """Compile in this process: for a handful of kernels a pool of others takes longer to start.
 
     A gradient is put together from those of the layers.  Of a few, the move reads them where they
-    are; of many, it would look through all of them for every number.
+    are; of many, it would look through all of them for every number.  A sort of its own takes the
+    compiler ten seconds.
     """
     from torch._inductor import config
 
     put_together = [n for n in traced.graph.nodes if n.target is torch.ops.aten.cat.default]
     few = all(len(node.args[0]) <= MOST_LAYERS for node in put_together)
     wanted = {"compile_threads": 1, "force_pointwise_cat": few}
-    return config.patch({name: value for name, value in wanted.items() if hasattr(config, name)})
+    if any(node.target in SORTS for node in traced.graph.nodes):
+        wanted["triton.persistent_reductions"] = False  # torch's sort is as fast, and is there
+    return config.patch({name: value for name, value in wanted.items() if _is_known(config, name)})
+
+
+def _is_known(config: Any, name: str) -> bool:
+    """Whether this torch has a setting of its compiler."""
+    for part in name.split("."):
+        if not hasattr(config, part):
+            return False
+        config = getattr(config, part)
+    return True

@@ -45,7 +45,7 @@ from undrift.engines.engine import by_client
 from undrift.engines.fused import Fused
 from undrift.errors import TaskError
 
-MOST_TERMS = 128  # of a sum that is written out for the compiler
+MOST_TERMS = 64  # of a sum that is written out: the compiler takes a minute for a hundred
 
 
 class NoPasses(Task):

@@ -64,12 +64,14 @@ def trained(rule, rounds=1, sampler=None, engine="reference"):
     return trainer
 
 
-def test_the_sum_is_divided_by_a_fixed_number():
+@pytest.mark.parametrize("count", [6, 2])  # of 6
+def test_the_sum_is_divided_by_a_fixed_number(count):
     """Without noise and with a wide bound: the plain mean, scaled by count over cohort."""
+    some = {"sampler": fl.Uniform(count=count)}
     start = trained(Clipped(1e6), rounds=0).server.w
-    plain = start - trained(Clipped(1e6)).server.w
-    private = start - trained(Private(norm=1e6, noise=0.0, cohort=24.0)).server.w
-    assert torch.allclose(private, plain * 6 / 24, rtol=1e-9)
+    plain = start - trained(Clipped(1e6), **some).server.w
+    private = start - trained(Private(norm=1e6, noise=0.0, cohort=24.0), **some).server.w
+    assert torch.allclose(private, plain * count / 24, rtol=1e-9)
 
 
 def test_the_models_noise_is_norm_times_noise_over_cohort():

@@ -68,15 +68,26 @@ queue a round.
 LAYERS = (
     *("convolve", "thin_convolve", "weight_gradient", "thin_weight_gradient", "linear", "drop"),
     *("linear_backward", "unfinish", "pack_weights", "pack_images", "sum_parts", "sum_splits"),
-    *("add_rows", "nvjet", "cutlass", "cudnn", "max_pool", "gather_kernel"),
+    *("add_rows", "max_pool", "sum_pairs", "pack_pairs"),
+    *("threshold_kernel", "clamp_scalar"),  # ReLU
 )
 
 
 def part_of(name: str) -> str:
     bare = name.removeprefix("void ").split("<")[0].split("::")[-1]
-    if any(bare == layer or (layer in name and len(layer) > 6) for layer in LAYERS):
+    if any(bare == layer or (layer in name and len(layer) > 6) for layer in LAYERS) or any(
+        library in name for library in ("nvjet", "cutlass", "cudnn")
+    ):
         return "layers"
     return "algebra" if name.startswith("triton_") else "rest"
+
+
+def sums_by_part(profile: list[Any]) -> dict[str, float]:
+    """Add up the milliseconds of a round's kernels."""
+    sums = {"layers": 0.0, "algebra": 0.0, "rest": 0.0}
+    for name, _, micro in profile:
+        sums[part_of(name)] += micro / 1e3
+    return sums
 
 
 def profiles(results: list[dict[str, Any]]) -> str:
@@ -84,9 +95,7 @@ def profiles(results: list[dict[str, Any]]) -> str:
     shown = [one for one in results if one["profile"]]
     rows, parts = [], []
     for one in shown:
-        sums = {"layers": 0.0, "algebra": 0.0, "rest": 0.0}
-        for name, _, micro in one["profile"]:
-            sums[part_of(name)] += micro / 1e3
+        sums = sums_by_part(one["profile"])
         idle = max(0.0, one["ms"] - sum(sums.values()))
         floor = one.get("floor_ms") or {}
         rows.append([
@@ -225,11 +234,20 @@ evaluation. pfl runs as one process, as its benchmark does on one device.
 """
 
 
+FEDDYN_CNN = 797_962  # parameters
+# Read and written by a step: gradient, model and momentum; FedProx's anchor, SCAFFOLD's two states.
+PASSES_OF_THE_GRID = (5 + 6 + 7 + 5) / 4
+
+
 def fleets() -> str:
     """Several experiments as one batch."""
-    found = read("fleet_h200.json")
+    found, rounds = read("fleet_h200.json"), read("rounds_h200.json")
     if found is None:
         return ""
+    sums = sums_by_part(found["profile"])
+    steps = sum(n for name, n, _ in found["profile"] if name == "thin_convolve")
+    moved = 4 * FEDDYN_CNN * PASSES_OF_THE_GRID * sum(found["lanes"]) * steps
+    least = moved / rounds["ceilings"]["bytes"] * 1e3
     return f"""## Experiments as one batch
 
     python benchmarks/fleet.py --precision {found["precision"]} --json fleet.json      # {found["device"]}, torch {found["torch"]}
@@ -237,7 +255,9 @@ def fleets() -> str:
 The 16 cells of ComFed's grid x 3 seeds on CIFAR-10's set-up (feddyn_cnn, 10 of 100 clients a round,
 one epoch of batch 32, client momentum 0.9, Dirichlet(0.1) over classes): {found["experiments"]} experiments as one batch take
 {found["ms_together"]:.0f} ms a round, one alone {found["ms_alone_each"]:.1f} ms: **{found["times_faster"]:.1f}x** faster than one after the other
-({found["tflops_full_batches"]:.0f} TFLOP/s). Building takes {found["built_s"]:.0f} s once.
+({found["tflops_full_batches"]:.0f} TFLOP/s). Building takes {found["built_s"]:.0f} s once. In one profiled round, of other cohorts than the mean, layers take
+{sums["layers"]:.0f} ms, the algebra {sums["algebra"]:.0f} (it moves {PASSES_OF_THE_GRID} numbers for every weight and step: {least:.0f} ms at the rate of a large copy), everything else
+{sums["rest"]:.0f}.
 """
 
 

@@ -85,16 +85,17 @@ class _Convolution(torch.autograd.Function):
         y, place, packed = output
         ctx.input = _input(x)
         ctx.mark_non_differentiable(place, packed)
+        ctx.set_materialize_grads(False)  # theirs would be zeros, as large as they are
         keep_y = ctx.shape.relu and not ctx.shape.pool
         ctx.save_for_backward(packed if packed.numel() else x, w, y if keep_y else place, place)
         ctx.bias = b if ctx.how.descent is not None else None
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        needs = ctx.needs_input_grad[:3]
-        if not any(needs):
+        needs, g = ctx.needs_input_grad[:3], grads[0]
+        if g is None or not any(needs):
             return (None,) * 5
-        (g, *_), (x, w, y, place) = grads, ctx.saved_tensors
+        x, w, y, place = ctx.saved_tensors
         if ctx.how.descent is not None:
             by_input = _descended(
                 g, x, w, y, place, ctx.bias, ctx.shape, ctx.how, ctx.input, needs[0]

@@ -84,6 +84,7 @@ class _Dense(torch.autograd.Function):
         x, w, b, ctx.how = inputs
         cast = output[1]
         ctx.mark_non_differentiable(cast)
+        ctx.set_materialize_grads(False)  # its own would be zeros, as large as it is
         ctx.dtypes = (x.dtype, w.dtype, w.dtype)
         ctx.remembered = _is_remembered(x, ctx.how)
         if ctx.remembered:
@@ -94,10 +95,9 @@ class _Dense(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        needs = ctx.needs_input_grad[:3]
-        if not any(needs):
+        needs, g = ctx.needs_input_grad[:3], grads[0]
+        if g is None or not any(needs):
             return (None,) * 4
-        g = grads[0]
         if ctx.remembered:
             return _remembered(ctx, g, needs[0]), None, None, None
         x, w = ctx.saved_tensors

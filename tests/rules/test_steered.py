@@ -263,3 +263,15 @@ def test_steps_shrink_on_a_plateau_and_a_resumed_run_goes_on_with_it(tmp_path):
     later.run(5)
     assert torch.equal(whole.server.w, later.server.w)
     assert float(whole.server.states[0].factor) < 1
+
+
+def test_smaller_steps_are_those_of_smaller_rates():
+    watching = trainer(fl.Algorithm((fl.PlateauSteps(2),), fl.sgd(0.5)))
+    factors = []
+    for _ in range(8):
+        factors.append(float(watching.server.states[0].factor))
+        watching.round()
+    assert 0 < factors[-1] < 1
+    listed = trainer(fl.Algorithm((), fl.sgd(0.5, schedule=fl.Listed(rounds=factors))))
+    listed.run(8)
+    assert torch.allclose(watching.server.w, listed.server.w, rtol=0, atol=1e-6)

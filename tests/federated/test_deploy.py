@@ -246,8 +246,9 @@ def _command(pid):
         return b""
 
 
-def test_a_server_that_does_not_start_says_why(tmp_path):
+def test_a_server_that_does_not_start_says_why(tmp_path, monkeypatch):
     assert init(tmp_path / "open", "--insecure") == 0
+    monkeypatch.setattr("shutil.which", lambda name, **settings: f"/anywhere/{name}")
     (tmp_path / "open/operator/superlink.sh").write_text("echo no such thing as a server; exit 3\n")
     with Local(tmp_path / "open") as local, pytest.raises(FederationError, match="no such thing"):
         local.superlink()

@@ -75,6 +75,7 @@ def test_rules(rule):
     check_rule(rule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", OTHERS, ids=lambda part: type(part).__name__)
 def test_other_peoples_rules(rule):
     check_rule(rule, rounds=2)

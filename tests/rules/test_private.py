@@ -24,7 +24,9 @@ def means(algorithm: fl.Algorithm, seed: int = 0, rounds: int = 1, **options) ->
     return run.server.states[0].rows
 
 
-@pytest.mark.parametrize("build", [fl.rfedavg, fl.rfedavg_plus])
+@pytest.mark.parametrize(
+    "build", [fl.rfedavg, pytest.param(fl.rfedavg_plus, marks=pytest.mark.slow)]
+)
 def test_noise_has_the_asked_spread(build):
     """sigma C0 / L = 0.125, whatever the size of a client and the number of pieces."""
     drawn = [means(build(0.1, strength=0.0, noise=NOISE), seed=s) for s in range(60)]

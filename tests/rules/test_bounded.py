@@ -1,6 +1,7 @@
 """Clipping and noise: never longer, as much noise as asked, and what it is worth."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 import undrift as fl
 from undrift.core.local import Sgd
 from undrift.core.rule import Mean
-from undrift.errors import ConfigError
+from undrift.errors import ConfigError, MissingExtra
 from undrift.rules.bounded import Clipped, Private, clipped, spent_on_updates, system_normal
 from undrift.testing import tiny_world
 
@@ -103,6 +104,12 @@ def test_only_a_bernoulli_samplers_chance_is_credited():
     found = spent_on_updates(Private(noise=1.0), 100, rate=0.1)
     assert found == pytest.approx(7.0466, abs=2e-3)
     assert spent_on_updates(Private(noise=1.0), 100) > 10 * found
+
+
+def test_accounting_says_what_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(MissingExtra, match=r"undrift\[privacy\]"):
+        spent_on_updates(Private(), 1)
 
 
 def test_without_noise_nothing_is_hidden():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -203,6 +204,22 @@ def test_a_newer_format_is_not_taken_for_damage(tmp_path):
     with pytest.raises(CheckpointError, match="format 2") as caught:
         folder.load()
     assert not isinstance(caught.value, CorruptCheckpoint)
+
+
+def test_a_file_that_the_disk_cannot_read_is_a_corrupt_one(tmp_path, monkeypatch):
+    """Then an older one serves; a folder that cannot be listed is an error of its own."""
+    folder = filled(tmp_path)
+
+    def broken(path, file):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_checked_payload", broken)
+        with pytest.raises(CorruptCheckpoint, match="the disk cannot read it"):
+            read(tmp_path / "round-00000002.undrift")
+    monkeypatch.setattr(type(tmp_path), "iterdir", lambda self: broken(self, None))
+    with pytest.raises(CheckpointError, match="list"):
+        _ = folder.rounds
 
 
 def test_an_unreadable_file_is_an_error_and_not_a_fallback(tmp_path):

@@ -165,3 +165,13 @@ def test_trainers_that_draw_the_same_cohorts_part_when_somebody_leaves():
     for one, other in zip(fleet.trainers, alone, strict=True):
         other.run(2)
         assert distance([one.server.w], [other.server.w]) < 1e-12
+
+
+def test_trainers_that_draw_the_same_cohorts_part_when_one_begins_again():
+    fleet = fl.Fleet([trainer(fl.fedavg(0.1)), trainer(fl.fedavg(0.2))])
+    first, second = fleet._opened()
+    assert first.cohort is second.cohort
+    for i, one in enumerate(fleet.trainers):
+        one.restart(one.server, fl.Seeds(0, 0, 5 + i))
+    opened = [one.cohort.seed for one in fleet._opened()]
+    assert opened == [5, 6]

@@ -67,6 +67,27 @@ def test_without_progress_it_is_cut_off():
     assert cuts == [False, False, True]
 
 
+def cut_after(values, *changes):
+    """Tell after how many rounds with these values an episode is cut off; None if it is not."""
+    episodes = Episodes(*small("agent.rounds=99", *changes), [0])
+    episodes.begin(0, 0)
+    cuts = [episodes._turned(0, value).stopped for value in values]
+    return cuts.index(True) + 1 if True in cuts else None
+
+
+def test_many_small_steps_are_progress_and_a_rest_is_counted_from_the_last():
+    patient = ("agent.patience=3", "agent.progress=0.001")
+    climbing = [0.5 + 0.0004 * r for r in range(20)]  # 0.1 % in three rounds
+    assert cut_after(climbing, *patient) is None
+    assert cut_after([0.5 + 0.0002 * r for r in range(20)], *patient) == 4
+    assert cut_after([0.5, 0.4, 0.4, 0.501, 0.5, 0.5, 0.5], *patient) == 7
+    loss = ("agent.metric=loss", "agent.target=0.01", *patient)
+    assert cut_after([2.0 * 0.9996**r for r in range(20)], *loss) is None
+    assert cut_after([2.0 * 0.9998**r for r in range(20)], *loss) == 4
+    assert cut_after([math.nan] * 5, *loss) == cut_after([math.inf] * 5, *loss) == 3
+    assert cut_after([math.nan, math.nan, 2.0, 1.0], *loss) is None
+
+
 def test_a_vector_is_its_environments_one_by_one():
     experiment, settings = small()
     many = Episodes(experiment, settings, range(3))
@@ -146,3 +167,5 @@ def test_what_cannot_be_rewarded_is_refused():
         Episodes(experiment, settings, [0])
     with pytest.raises(ConfigError, match="actions of shape"):
         Episodes(*small(), [0]).act(np.zeros((1, 3)))
+    with pytest.raises(ConfigError, match="NaN or infinite"):
+        Episodes(*small(), [0]).act(np.array([[0.0, math.nan]]))

@@ -135,6 +135,15 @@ def test_the_state_is_standardised_by_the_rounds_so_far(bold):
         )
 
 
+def test_a_round_that_overflows_is_not_looked_at(bold):
+    """D * D is infinite in float32: FedAdam stops there, and so does this, without a NaN."""
+    for lr in (1e19, 1e25):
+        made = trainer(fl.fedrl(lr, policy=bold, pca="rounds"))
+        made.run(12)
+        assert torch.isfinite(made.server.w).all() and torch.isfinite(helm(made).knobs).all()
+        assert torch.isfinite(helm(made).seen.value)
+
+
 # ---- knobs ---------------------------------------------------------------------------------------
 def test_knobs_stay_in_their_ranges_and_move_by_their_reach():
     steering = Steering(("alpha1", "alpha2", "server_lr"), (0.1, 0.05, 0.5))

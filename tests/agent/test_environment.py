@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from undrift.agent import AgentSettings, Episodes, load_agent
+from undrift.agent import AgentSettings, Episodes, load_agent, shipped_agents
 from undrift.agent.episodes import reward_of
+from undrift.data import Everyone
 from undrift.errors import ConfigError
 
 gymnasium = pytest.importorskip("gymnasium")
@@ -108,6 +109,19 @@ def test_a_vector_is_its_environments_one_by_one():
     assert len({t.value for t in turned[-1]}) > 1
 
 
+def test_the_reference_engine_plays_the_same_episodes():
+    played = {}
+    for engine in ("reference", "vectorised"):
+        episodes = Episodes(*small("task.dtype=float64", f"engine.use={engine}"), range(2))
+        for slot in range(2):
+            episodes.begin(slot, 5)
+        seen = []
+        for action in np.random.default_rng(0).uniform(-1, 1, (3, 2, 2)):
+            seen += [episodes.observe(), [[t.value] for t in episodes.act(action)]]
+        played[engine] = np.array([np.asarray(one) for one in seen])
+    assert np.abs(played["reference"] - played["vectorised"]).max() < 1e-9
+
+
 def test_a_vector_begins_again_where_an_episode_ends():
     vector = FederationVecEnv(Episodes(*small("agent.rounds=2"), range(2)))
     vector.reset()
@@ -146,6 +160,12 @@ def test_rewards_lie_between_minus_one_and_zero_up_to_the_target():
         (["agent.rollout=3"], "Did you mean 'rollouts'"),
         (["agent.rounds=0"], "agent.rounds"),
         (["agent.discount=2"], "agent.discount"),
+        (["agent.batch=1"], "PPO compares actions"),
+        (["agent.rounds=1", "agent.episodes=1"], "rounds x episodes = 1 x 1"),
+        (["agent.reach=2"], "one number in"),
+        (["agent.reach=[0.1]"], "one number in"),
+        (["agent.reach=far"], "one number in"),
+        (["agent.scale=none"], "no scale named 'none'"),
         (["algorithm.use=fedavg"], "leave it out"),
         (["algorithm.client=proxx"], "Did you mean 'prox'"),
         (["algorithm.policy=digits"], "policy"),
@@ -155,6 +175,21 @@ def test_rewards_lie_between_minus_one_and_zero_up_to_the_target():
 def test_bad_settings_are_refused(changes, says):
     with pytest.raises(ConfigError, match=says):
         small(*changes)
+
+
+def test_what_an_agent_may_do_and_sees_is_set_by_name():
+    said = ["agent.reach=0.05", "agent.scale=fit", "agent.sees=['pca','knobs']", "agent.rollouts=9"]
+    experiment, settings = small(*said)
+    steering = experiment.algorithm.rules[0].steering
+    assert (steering.reach, steering.scale) == ((0.05, 0.05), "fit")
+    assert steering.sees == ("pca", "knobs") and settings.rollouts == 9
+
+
+@pytest.mark.parametrize("name", shipped_agents())
+def test_shipped_agents_train_on_iid_data_that_is_no_test_set(name):
+    experiment, settings = load_agent(name)
+    assert type(experiment.partition).__name__ == "Iid" and experiment.hold.validation_clients
+    assert experiment.sampler == Everyone() and settings.knobs == ("alpha1", "alpha2")
 
 
 def test_what_cannot_be_rewarded_is_refused():

@@ -28,7 +28,7 @@ from undrift.errors import ConfigError
 from undrift.experiment.exam import Exam, Jury, Paper
 from undrift.experiment.spec import Experiment
 from undrift.experiment.world import World, build, make_task
-from undrift.fleet import Fleet
+from undrift.fleet import Fleet, hindrance
 from undrift.rules.steered import Helm, Steered, acted, sight
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
@@ -92,7 +92,9 @@ class Episodes:
         self.rule, self.place = _steered_of(experiment)
         self._jury = Jury([_exam_of(world, settings) for world in self.worlds], settings.metric)
         self.trainers = [world.trainer for world in self.worlds]
-        self._fleet = Fleet(self.trainers) if len(self.games) > 1 else None
+        # what cannot share a batch, as clients of the reference engine, trains one by one
+        shares = len(self.games) > 1 and not any(map(hindrance, self.trainers))
+        self._fleet = Fleet(self.trainers) if shares else None
         self._act = vmap(partial(acted, self.rule))
         self.courses = [Course(-math.inf) for _ in self.games]
 
@@ -122,10 +124,11 @@ class Episodes:
 
     def observe(self) -> Numbers:
         """Let everybody's clients train one round: [E, n], what is seen of it before the action."""
-        if self._fleet is None:
-            self.trainers[0].advance()
-        else:
+        if self._fleet is not None:
             self._fleet.advance()
+        else:
+            for trainer in self.trainers:
+                trainer.advance()
         helms = [self.helm(e) for e in range(len(self))]
         value = torch.stack([helm.seen.value for helm in helms])
         knobs = torch.stack([helm.knobs for helm in helms])

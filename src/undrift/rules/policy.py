@@ -53,11 +53,11 @@ class Steering:
     It sees `pca`, the state of the paper, and perhaps where its `knobs` stand.  `scale` makes the
     former a plain number: "run" standardises it by mean and deviation of the rounds so far, "fit"
     divides it by the deviation of what the direction was fitted on.  `reach` is how far one action
-    turns each knob.
+    turns each knob; one number is for all of them.
     """
 
     knobs: tuple[str, ...] = static(default=("alpha1", "alpha2"))
-    reach: tuple[float, ...] | None = static(default=None)
+    reach: tuple[float, ...] | float | None = static(default=None)
     sees: tuple[str, ...] = static(default=("pca",))
     scale: str = static(default="run", choices=SCALES)
 
@@ -66,7 +66,7 @@ class Steering:
             given = _names(name, getattr(self, name), known)
             object.__setattr__(self, name, given)
         reach = self.reach
-        far = [KNOBS[k].reach for k in self.knobs] if reach is None else list(reach)
+        far = [KNOBS[k].reach for k in self.knobs] if reach is None else _each(reach, self.knobs)
         plain = all(isinstance(v, int | float) and 0 < v <= 1 for v in far)
         if len(far) != len(self.knobs) or not plain:
             raise PolicyError(
@@ -78,7 +78,7 @@ class Steering:
     @property
     def limits(self) -> tuple[Knob, ...]:
         """Give the range and the reach of every knob, in order."""
-        assert self.reach is not None
+        assert isinstance(self.reach, tuple), "made so at first"
         pairs = zip(self.knobs, self.reach, strict=True)
         return tuple(KNOBS[name]._replace(reach=far) for name, far in pairs)
 
@@ -86,6 +86,10 @@ class Steering:
     def inputs(self) -> int:
         """Count the numbers that an agent sees."""
         return sum(1 if name == "pca" else len(self.knobs) for name in self.sees)
+
+
+def _each(reach: Any, knobs: tuple[str, ...]) -> list[Any]:
+    return list(reach) if isinstance(reach, tuple | list) else [reach] * len(knobs)
 
 
 def _names(field: str, given: Any, known: tuple[str, ...]) -> tuple[str, ...]:
@@ -188,7 +192,7 @@ def encode_policy(
     }
     told = {
         "knobs": list(steering.knobs),
-        "reach": list(steering.reach or ()),
+        "reach": [knob.reach for knob in steering.limits],
         "sees": list(steering.sees),
         "scale": steering.scale,
         "trained": about,

@@ -4,9 +4,10 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from undrift.agent import AgentSettings, Episodes, load_agent, shipped_agents
-from undrift.agent.episodes import reward_of
+from undrift.agent.episodes import episode_seeds, reward_of
 from undrift.data import Everyone
 from undrift.errors import ConfigError
 
@@ -120,6 +121,31 @@ def test_the_reference_engine_plays_the_same_episodes():
             seen += [episodes.observe(), [[t.value] for t in episodes.act(action)]]
         played[engine] = np.array([np.asarray(one) for one in seen])
     assert np.abs(played["reference"] - played["vectorised"]).max() < 1e-9
+
+
+def test_every_episode_is_another_one_and_one_number_always_the_same():
+    episodes = Episodes(*small(), [0])
+    found = []
+    for number in (1, 2, 1):
+        episodes.begin(0, number)
+        found.append((episodes.trainers[0].server.w, episodes.trainers[0].seeds))
+    (w, seeds), (other, others), (again, same) = found
+    assert (w == again).all() and seeds == same and not (w == other).any()
+    assert seeds.run != others.run and seeds.partition == others.partition
+    own, tried = (episode_seeds(0, 3, 0, purpose) for purpose in ("train", "evaluation"))
+    assert not set(own) & set(tried)
+
+
+@pytest.mark.parametrize("judged", [None, 50])
+def test_it_is_judged_on_clients_that_do_not_train(judged):
+    changes = [] if judged is None else [f"agent.judged={judged}"]
+    episodes = Episodes(*small(*changes), range(2))
+    for world, exam in zip(episodes.worlds, episodes._jury.exams, strict=True):
+        held = world.dealt.validation
+        trains = np.concatenate(world.dealt.parts)
+        assert len(world.dealt.parts) == 4 and not set(held) & set(trains)
+        rows = held if judged is None else held[:judged]
+        assert torch.equal(exam.paper.x.cpu(), world.dealt.examples.train_x[rows])
 
 
 def test_a_vector_begins_again_where_an_episode_ends():

@@ -72,8 +72,27 @@ def test_a_training_that_goes_on_is_the_one_that_was_never_stopped(trained, tmp_
         Training(*small("agent.target=0.8"), tmp_path)
 
 
+def test_ppo_is_as_the_settings_say(trained):
+    """By default stable-baselines3's own settings, but for the discount."""
+    model, settings = trained.model, AgentSettings()
+    assert (model.gamma, model.gae_lambda, model.n_epochs) == (0.9, 0.95, 10)
+    assert (model.learning_rate, model.clip_range(1.0), model.ent_coef) == (3e-4, 0.2, 0.0)
+    assert (model.n_steps, model.batch_size, model.normalize_advantage) == (4, 4, True)
+    assert (settings.batch, settings.base, settings.spread) == (64, 64, 1)
+    layers = list(model.policy.mlp_extractor.policy_net)
+    assert [type(one).__name__ for one in layers] == ["Linear", "Tanh"] * 2
+    assert [one.out_features for one in layers[::2]] == [64, 64]
+
+
+def test_every_rollout_begins_with_new_episodes(trained):
+    assert trained.vector.begun == len(trained.history) == 2
+    assert trained.history[0]["return"] != trained.history[1]["return"]
+    assert trained.history[0]["rounds"] == 4  # of first episodes alone, none reaches the target
+
+
 def test_training_changes_the_policy(trained, tmp_path):
-    fresh = Training(*small(), tmp_path)
+    fresh = Training(*small("agent.spread=0.2"), tmp_path)
+    assert fresh.model.policy.log_std.detach().exp().tolist() == pytest.approx([0.2, 0.2])
     gaps = [float((a - b).abs().max()) for (a, _), (b, _) in
             zip(fresh.layers(), trained.layers(), strict=True)]  # fmt: skip
     assert min(gaps) > 1e-5
@@ -129,6 +148,8 @@ def test_the_three_ways_begin_alike_and_then_differ():
     assert found["policy"].knobs[0][0] == pytest.approx([0.8, 0.9999])
     assert found["default"].knobs[1] == [[0.9, 0.99]] * 3
     assert found["random"].knobs[0] != found["random"].knobs[1]
+    steps = np.diff([[[0.9, 0.99], *one] for one in found["random"].knobs], axis=1)
+    assert steps[..., 0].min() < -0.01 and steps[..., 0].max() > 0.01
     assert found["policy"].returns != found["default"].returns
 
 

@@ -91,7 +91,7 @@ def test_many_small_steps_are_progress_and_a_rest_is_counted_from_the_last():
 
 
 def test_a_vector_is_its_environments_one_by_one():
-    experiment, settings = small()
+    experiment, settings = small("task.dtype=float64")
     many = Episodes(experiment, settings, range(3))
     actions = np.random.default_rng(0).uniform(-1, 1, (3, 3, 2))
     for slot in range(3):
@@ -104,9 +104,9 @@ def test_a_vector_is_its_environments_one_by_one():
         one = Episodes(experiment, settings, [slot])
         one.begin(0, 5)
         for r in range(3):
-            assert np.abs(one.observe()[0] - seen[r][slot]).max() < 1e-3
+            assert np.abs(one.observe()[0] - seen[r][slot]).max() < 1e-9
             (found,) = one.act(actions[r, slot : slot + 1])
-            assert found.value == pytest.approx(turned[r][slot].value, abs=0.02)
+            assert found.value == pytest.approx(turned[r][slot].value, abs=1e-12)
     assert len({t.value for t in turned[-1]}) > 1
 
 

@@ -70,7 +70,7 @@ def do_reproduce(chosen: argparse.Namespace) -> int:
             minutes=chosen.minutes, jobs=jobs, listeners=listeners,
         )  # fmt: skip
     _show(entries)
-    for one in best_of(entries):
+    for one in best_of([e for e in entries if e["kind"] != UNFINISHED]):
         print(told(one))
     for family in dict.fromkeys(setting.family for setting in settings):
         figure = is_figure(family)

@@ -162,6 +162,10 @@ def test_a_vector_begins_again_where_an_episode_ends():
         assert np.array_equal(info["terminal_observation"], last[slot])
     assert not seen.any()  # the first state of an episode is its own mean
     assert [t.rounds_done for t in vector.episodes.trainers] == [1, 1]
+    first = vector.first.copy()
+    assert (first < 0).all() and (vector.first_rounds == 2).all()
+    vector.step(still)  # of the second episode: not counted among the first ones
+    assert (vector.first == first).all() and (vector.first_rounds == 2).all()
 
 
 def test_rewards_lie_between_minus_one_and_zero_up_to_the_target():

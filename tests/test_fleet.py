@@ -165,3 +165,30 @@ def test_trainers_that_draw_the_same_cohorts_part_when_somebody_leaves():
     for one, other in zip(fleet.trainers, alone, strict=True):
         other.run(2)
         assert distance([one.server.w], [other.server.w]) < 1e-12
+
+
+def test_trainers_that_draw_the_same_cohorts_part_when_one_begins_again():
+    fleet = fl.Fleet([trainer(fl.fedavg(0.1)), trainer(fl.fedavg(0.2))])
+    first, second = fleet._opened()
+    assert first.cohort is second.cohort
+    for i, one in enumerate(fleet.trainers):
+        one.restart(one.server, fl.Seeds(0, 0, 5 + i))
+    opened = [one.cohort.seed for one in fleet._opened()]
+    assert opened == [5, 6]
+
+
+def test_what_is_told_of_the_same_cohort_is_sent_once():
+    one = trainer(fl.fedavg(0.1), sampler=fl.Everyone())
+    first, second = one.roster.cohort(0).info, one.roster.cohort(1).info
+    assert first is second
+    one.leave([0])
+    fewer = one.roster.cohort(1).info
+    assert sorted(fewer.id.tolist()) == [1, 2, 3, 4]
+    assert (
+        float(fewer.share.sum()) == pytest.approx(1) != pytest.approx(float(first.share[1:].sum()))
+    )
+    some = trainer(fl.fedavg(0.1))
+    told = [some.roster.cohort(r).info for r in range(4)]
+    assert [sorted(i.id.tolist()) for i in told] == [
+        sorted(trainer(fl.fedavg(0.1)).roster.cohort(r).ids) for r in range(4)
+    ]

@@ -55,7 +55,7 @@ class Fleet:
         share_examples(self.trainers)
         self._runner: DeviceRound | None = None
         self._together = True
-        self._enrolled: list[Any] = []
+        self._drawn_by: list[tuple[Any, Any]] = []  # what the twins were found by
         self._twins: list[int] = []  # of each trainer the first one that draws the same cohorts
 
     def run(self, rounds: int) -> list[list[RoundResult]]:
@@ -101,10 +101,11 @@ class Fleet:
     def _opened(self) -> list[Opened]:
         """Open a round of everybody; trainers that draw the same cohort draw it once."""
         rosters = [trainer.roster for trainer in self.trainers]
-        if any(a is not r.enrolled for a, r in zip(self._enrolled, rosters, strict=False)):
-            self._twins = []  # somebody joined or left
+        known = [(roster.enrolled, roster.seeds) for roster in rosters]
+        if any(a is not b or s != t for (a, s), (b, t) in zip(self._drawn_by, known, strict=False)):
+            self._twins = []  # somebody joined or left, or began again with another seed
         if not self._twins:
-            self._enrolled = [roster.enrolled for roster in rosters]
+            self._drawn_by = known
             self._twins = [
                 next(i for i, other in enumerate(rosters) if other.draws_like(roster))
                 for roster in rosters

@@ -36,6 +36,7 @@ class Roster:
         self.federation, self.sampler, self.work = federation, sampler, work
         self.seeds, self.dtype = seeds, dtype
         self._known: tuple[Ids, Population, float] | None = None
+        self._last: tuple[Any, ClientInfo] | None = None  # a cohort and what was told of it
         everybody = np.arange(federation.num_clients)
         self.enrolled = everybody if enrolled is None else self.valid(enrolled)
 
@@ -141,8 +142,13 @@ class Roster:
         """Tell what the record says of each client of a cohort."""
         device, total = self.federation.device, self._population(round).total
         assert self._known is not None
+        same = (self._known, clients.tolist(), sizes.tolist(), chances)
+        if self._last is not None and self._last[0][0] is same[0] and self._last[0][1:] == same[1:]:
+            return self._last[1]  # where everybody takes part nothing new is sent to a device
         mean = torch.full((len(clients),), self._known[2], dtype=torch.float64)
         chance = torch.tensor(chances, dtype=torch.float64)
         numbers = torch.stack([sizes.double(), chance, sizes.double() / total, mean])
         # one transfer for all of them
-        return ClientInfo(send(clients, device), *send(numbers.to(self.dtype), device))
+        info = ClientInfo(send(clients, device), *send(numbers.to(self.dtype), device))
+        self._last = (same, info)
+        return info

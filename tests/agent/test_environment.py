@@ -4,9 +4,11 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
-from undrift.agent import AgentSettings, Episodes, load_agent
-from undrift.agent.episodes import reward_of
+from undrift.agent import AgentSettings, Episodes, load_agent, shipped_agents
+from undrift.agent.episodes import episode_seeds, reward_of
+from undrift.data import Everyone
 from undrift.errors import ConfigError
 
 gymnasium = pytest.importorskip("gymnasium")
@@ -67,8 +69,29 @@ def test_without_progress_it_is_cut_off():
     assert cuts == [False, False, True]
 
 
+def cut_after(values, *changes):
+    """Tell after how many rounds with these values an episode is cut off; None if it is not."""
+    episodes = Episodes(*small("agent.rounds=99", *changes), [0])
+    episodes.begin(0, 0)
+    cuts = [episodes._turned(0, value).stopped for value in values]
+    return cuts.index(True) + 1 if True in cuts else None
+
+
+def test_many_small_steps_are_progress_and_a_rest_is_counted_from_the_last():
+    patient = ("agent.patience=3", "agent.progress=0.001")
+    climbing = [0.5 + 0.0004 * r for r in range(20)]  # 0.1 % in three rounds
+    assert cut_after(climbing, *patient) is None
+    assert cut_after([0.5 + 0.0002 * r for r in range(20)], *patient) == 4
+    assert cut_after([0.5, 0.4, 0.4, 0.501, 0.5, 0.5, 0.5], *patient) == 7
+    loss = ("agent.metric=loss", "agent.target=0.01", *patient)
+    assert cut_after([2.0 * 0.9996**r for r in range(20)], *loss) is None
+    assert cut_after([2.0 * 0.9998**r for r in range(20)], *loss) == 4
+    assert cut_after([math.nan] * 5, *loss) == cut_after([math.inf] * 5, *loss) == 3
+    assert cut_after([math.nan, math.nan, 2.0, 1.0], *loss) is None
+
+
 def test_a_vector_is_its_environments_one_by_one():
-    experiment, settings = small()
+    experiment, settings = small("task.dtype=float64")
     many = Episodes(experiment, settings, range(3))
     actions = np.random.default_rng(0).uniform(-1, 1, (3, 3, 2))
     for slot in range(3):
@@ -81,10 +104,48 @@ def test_a_vector_is_its_environments_one_by_one():
         one = Episodes(experiment, settings, [slot])
         one.begin(0, 5)
         for r in range(3):
-            assert np.abs(one.observe()[0] - seen[r][slot]).max() < 1e-3
+            assert np.abs(one.observe()[0] - seen[r][slot]).max() < 1e-9
             (found,) = one.act(actions[r, slot : slot + 1])
-            assert found.value == pytest.approx(turned[r][slot].value, abs=0.02)
+            assert found.value == pytest.approx(turned[r][slot].value, abs=1e-12)
     assert len({t.value for t in turned[-1]}) > 1
+
+
+def test_the_reference_engine_plays_the_same_episodes():
+    played = {}
+    for engine in ("reference", "vectorised"):
+        episodes = Episodes(*small("task.dtype=float64", f"engine.use={engine}"), range(2))
+        for slot in range(2):
+            episodes.begin(slot, 5)
+        seen = []
+        for action in np.random.default_rng(0).uniform(-1, 1, (3, 2, 2)):
+            seen += [episodes.observe(), [[t.value] for t in episodes.act(action)]]
+        played[engine] = np.array([np.asarray(one) for one in seen])
+    assert np.abs(played["reference"] - played["vectorised"]).max() < 1e-9
+
+
+def test_every_episode_is_another_one_and_one_number_always_the_same():
+    episodes = Episodes(*small(), [0])
+    found = []
+    for number in (1, 2, 1):
+        episodes.begin(0, number)
+        found.append((episodes.trainers[0].server.w, episodes.trainers[0].seeds))
+    (w, seeds), (other, others), (again, same) = found
+    assert (w == again).all() and seeds == same and not (w == other).any()
+    assert seeds.run != others.run and seeds.partition == others.partition
+    own, tried = (episode_seeds(0, 3, 0, purpose) for purpose in ("train", "evaluation"))
+    assert not set(own) & set(tried)
+
+
+@pytest.mark.parametrize("judged", [None, 50])
+def test_it_is_judged_on_clients_that_do_not_train(judged):
+    changes = [] if judged is None else [f"agent.judged={judged}"]
+    episodes = Episodes(*small(*changes), range(2))
+    for world, exam in zip(episodes.worlds, episodes._jury.exams, strict=True):
+        held = world.dealt.validation
+        trains = np.concatenate(world.dealt.parts)
+        assert len(world.dealt.parts) == 4 and not set(held) & set(trains)
+        rows = held if judged is None else held[:judged]
+        assert torch.equal(exam.paper.x.cpu(), world.dealt.examples.train_x[rows])
 
 
 def test_a_vector_begins_again_where_an_episode_ends():
@@ -101,6 +162,10 @@ def test_a_vector_begins_again_where_an_episode_ends():
         assert np.array_equal(info["terminal_observation"], last[slot])
     assert not seen.any()  # the first state of an episode is its own mean
     assert [t.rounds_done for t in vector.episodes.trainers] == [1, 1]
+    first = vector.first.copy()
+    assert (first < 0).all() and (vector.first_rounds == 2).all()
+    vector.step(still)  # of the second episode: not counted among the first ones
+    assert (vector.first == first).all() and (vector.first_rounds == 2).all()
 
 
 def test_rewards_lie_between_minus_one_and_zero_up_to_the_target():
@@ -125,6 +190,12 @@ def test_rewards_lie_between_minus_one_and_zero_up_to_the_target():
         (["agent.rollout=3"], "Did you mean 'rollouts'"),
         (["agent.rounds=0"], "agent.rounds"),
         (["agent.discount=2"], "agent.discount"),
+        (["agent.batch=1"], "PPO compares actions"),
+        (["agent.rounds=1", "agent.episodes=1"], "rounds x episodes = 1 x 1"),
+        (["agent.reach=2"], "one number in"),
+        (["agent.reach=[0.1]"], "one number in"),
+        (["agent.reach=far"], "one number in"),
+        (["agent.scale=none"], "no scale named 'none'"),
         (["algorithm.use=fedavg"], "leave it out"),
         (["algorithm.client=proxx"], "Did you mean 'prox'"),
         (["algorithm.policy=digits"], "policy"),
@@ -134,6 +205,21 @@ def test_rewards_lie_between_minus_one_and_zero_up_to_the_target():
 def test_bad_settings_are_refused(changes, says):
     with pytest.raises(ConfigError, match=says):
         small(*changes)
+
+
+def test_what_an_agent_may_do_and_sees_is_set_by_name():
+    said = ["agent.reach=0.05", "agent.scale=fit", "agent.sees=['pca','knobs']", "agent.rollouts=9"]
+    experiment, settings = small(*said)
+    steering = experiment.algorithm.rules[0].steering
+    assert (steering.reach, steering.scale) == ((0.05, 0.05), "fit")
+    assert steering.sees == ("pca", "knobs") and settings.rollouts == 9
+
+
+@pytest.mark.parametrize("name", shipped_agents())
+def test_shipped_agents_train_on_iid_data_that_is_no_test_set(name):
+    experiment, settings = load_agent(name)
+    assert type(experiment.partition).__name__ == "Iid" and experiment.hold.validation_clients
+    assert experiment.sampler == Everyone() and settings.knobs == ("alpha1", "alpha2")
 
 
 def test_what_cannot_be_rewarded_is_refused():
@@ -146,3 +232,5 @@ def test_what_cannot_be_rewarded_is_refused():
         Episodes(experiment, settings, [0])
     with pytest.raises(ConfigError, match="actions of shape"):
         Episodes(*small(), [0]).act(np.zeros((1, 3)))
+    with pytest.raises(ConfigError, match="NaN or infinite"):
+        Episodes(*small(), [0]).act(np.array([[0.0, math.nan]]))

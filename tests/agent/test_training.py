@@ -4,7 +4,9 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import fields
+from dataclasses import replace as replace_settings
 
 import numpy as np
 import pytest
@@ -21,10 +23,12 @@ from undrift.rules.steered import chosen
 pytest.importorskip("gymnasium")
 pytest.importorskip("stable_baselines3")
 
-from undrift.agent.judging import evaluate
+from undrift.agent.judging import Score, evaluate
 from undrift.agent.training import Training
 
 from .test_environment import TABLE, small
+
+BOLD = ((torch.zeros(2, 1), torch.tensor([-1.0, 1.0])),)  # always the same large action
 
 
 def nothing(found):
@@ -35,7 +39,10 @@ def nothing(found):
 def trained(tmp_path_factory):
     made = Training(*small(), tmp_path_factory.mktemp("whole"))
     before = torch.get_rng_state(), np.random.get_state()[1].tolist()
-    assert made.run(nothing)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(scratch := tmp_path_factory.mktemp("scratch")))
+        assert made.run(nothing)
+    assert not list(scratch.iterdir())  # stable-baselines3 would leave a folder for its log
     assert torch.equal(torch.get_rng_state(), before[0])
     assert np.random.get_state()[1].tolist() == before[1]
     return made
@@ -65,8 +72,27 @@ def test_a_training_that_goes_on_is_the_one_that_was_never_stopped(trained, tmp_
         Training(*small("agent.target=0.8"), tmp_path)
 
 
+def test_ppo_is_as_the_settings_say(trained):
+    """By default stable-baselines3's own settings, but for the discount."""
+    model, settings = trained.model, AgentSettings()
+    assert (model.gamma, model.gae_lambda, model.n_epochs) == (0.9, 0.95, 10)
+    assert (model.learning_rate, model.clip_range(1.0), model.ent_coef) == (3e-4, 0.2, 0.0)
+    assert (model.n_steps, model.batch_size, model.normalize_advantage) == (4, 4, True)
+    assert (settings.batch, settings.base, settings.spread) == (64, 64, 1)
+    layers = list(model.policy.mlp_extractor.policy_net)
+    assert [type(one).__name__ for one in layers] == ["Linear", "Tanh"] * 2
+    assert [one.out_features for one in layers[::2]] == [64, 64]
+
+
+def test_every_rollout_begins_with_new_episodes(trained):
+    assert trained.vector.begun == len(trained.history) == 2
+    assert trained.history[0]["return"] != trained.history[1]["return"]
+    assert trained.history[0]["rounds"] == 4  # of first episodes alone, none reaches the target
+
+
 def test_training_changes_the_policy(trained, tmp_path):
-    fresh = Training(*small(), tmp_path)
+    fresh = Training(*small("agent.spread=0.2"), tmp_path)
+    assert fresh.model.policy.log_std.detach().exp().tolist() == pytest.approx([0.2, 0.2])
     gaps = [float((a - b).abs().max()) for (a, _), (b, _) in
             zip(fresh.layers(), trained.layers(), strict=True)]  # fmt: skip
     assert min(gaps) > 1e-5
@@ -117,13 +143,22 @@ def test_a_policy_from_its_file_repeats_the_episodes_it_was_judged_on(trained, t
 
 def test_the_three_ways_begin_alike_and_then_differ():
     experiment, settings = small("agent.evaluation=2", "agent.rounds=3")
-    bold = ((torch.zeros(2, 1), torch.tensor([-1.0, 1.0])),)
-    found = evaluate(experiment, settings, bold)
+    found = evaluate(experiment, settings, BOLD)
     assert [len(found[way].returns) for way in ("policy", "random", "default")] == [2, 2, 2]
     assert found["policy"].knobs[0][0] == pytest.approx([0.8, 0.9999])
     assert found["default"].knobs[1] == [[0.9, 0.99]] * 3
     assert found["random"].knobs[0] != found["random"].knobs[1]
+    steps = np.diff([[[0.9, 0.99], *one] for one in found["random"].knobs], axis=1)
+    assert steps[..., 0].min() < -0.01 and steps[..., 0].max() > 0.01
     assert found["policy"].returns != found["default"].returns
+
+
+def test_a_model_that_diverged_can_be_written_down():
+    found = Score([-1.0, -2.0], [None, 3], [float("inf"), 0.5], [[], []]).table()
+    assert json.loads(json.dumps(found, allow_nan=False))["values"] == [None, 0.5]
+    experiment, settings = small("agent.metric=loss", "agent.target=0.01", "algorithm.lr=1e30")
+    played = evaluate(experiment, replace_settings(settings, evaluation=1, rounds=2), BOLD)
+    json.dumps([score.table() for score in played.values()], allow_nan=False)
 
 
 def test_the_command_trains_stops_goes_on_and_writes_its_record(tmp_path, capsys):

@@ -106,6 +106,21 @@ CASES: list[Case] = [
     ),
     command(
         AGENTS,
+        "an agent's batch",
+        "undrift train-agent my.toml agent.batch=1",
+        r"agent\.batch = 1, of rounds x episodes = .*: PPO compares actions, give both at least 2",
+        before=agent,
+        needs=RL,
+    ),
+    setting(
+        AGENTS,
+        "a policy that is a folder",
+        "algorithm.use=fedrl algorithm.policy=/",
+        r"/ is no file: give the path of a policy",
+        after=NOTHING,
+    ),
+    command(
+        AGENTS,
         "an agent that is not there",
         "undrift train-agent digit",
         r"no agent file or shipped agent named 'digit'\. Did you mean 'digits'\?",

@@ -6,6 +6,7 @@ import importlib
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,15 @@ import pytest
 from undrift.cli import main
 from undrift.errors import ConfigError
 from undrift.experiment.family import is_figure, paper_files, paper_settings, settings_of
+from undrift.experiment.sections import choice
 from undrift.experiment.spec import load
+from undrift.experiment.world import build
 from undrift.papers.figures import CURVES_OF
-from undrift.papers.plan import Options, chosen_settings, groups
+from undrift.papers.plan import Options, chosen_settings, experiments_of, groups
 from undrift.papers.records import counts, read_records
 from undrift.papers.scores import compared, printed, score
+from undrift.papers.stand_in import few_table
+from undrift.papers.tuning import best_of, told
 
 from .small import SMALL, small
 from .test_scores import history
@@ -27,7 +32,8 @@ from .test_scores import history
 __all__ = ["small"]
 ROOT = Path(__file__).parent.parent.parent
 FAMILIES = [name for name in paper_files() if is_figure(name)]
-FIGURES = [name for name in FAMILIES if not name.startswith("ours-")]
+FIGURES = [name for name in FAMILIES if "-fig" in name]
+STAND_INS = [name for name in FAMILIES if name.startswith("ours-")]
 ASKED = {
     "comfed": {2},
     "rfedavg": set(range(1, 13)),
@@ -61,10 +67,8 @@ def test_what_the_papers_do_not_print_is_said_to_be_ours(family) -> None:
 
 
 def test_data_that_stand_in_for_a_paper_s_have_no_printed_numbers() -> None:
-    stand_ins = [
-        setting for name in FAMILIES if name not in FIGURES for setting in settings_of(name)
-    ]
-    assert {s.name.split("-")[2] for s in stand_ins} == {"fashion", "shakespeare"}
+    stand_ins = [setting for name in STAND_INS for setting in settings_of(name)]
+    assert {s.name.split("-")[2] for s in stand_ins} == {"fashion", "shakespeare", "mnist"}
     for setting in stand_ins:
         assert "stands in for" in setting.paper["ours"][0]
         assert not any(setting.cells.values())
@@ -103,6 +107,74 @@ def test_figures_begin_with_what_their_tables_are() -> None:
     assert (noisy.noise.sigma, noisy.strength) == (5.0, 1e-5)
     grown = first("fedrl-fig5-cifar10-medium", "fedadam")
     assert (grown.arrival.rounds, grown.arrival.first, grown.rounds) == (50, 0.1, 100)
+
+
+def test_settings_may_have_their_own_targets() -> None:
+    told = {
+        name: (setting.paper.get("metric"), setting.paper["targets"])
+        for name, setting in paper_settings().items()
+        if name.startswith("fedrl-") or "autoencoder" in name
+    }
+    mnist, cifar, loss = (None, [0.99]), (None, [0.74]), ("test_loss", [0.005])
+    assert told == {
+        "fedrl-fig1-mnist-iid": mnist, "fedrl-fig1-mnist-high": mnist,
+        "fedrl-fig3-mnist-medium": mnist, "fedrl-fig3-cifar10-medium": cifar,
+        "fedrl-fig3-emnist-medium": loss, "ours-autoencoder-mnist-medium": loss,
+        "fedrl-fig4-mnist-low": mnist, "fedrl-fig4-cifar10-low": cifar,
+        "fedrl-fig4-cifar10-high": cifar, "fedrl-fig5-mnist-medium": mnist,
+        "fedrl-fig5-cifar10-medium": cifar,
+        "fedrl-tuning-mnist": ("validation_accuracy", [0.99]),
+        "fedrl-tuning-autoencoder": ("validation_loss", [0.005]),
+        "fedrl-tuning-cifar10": ("validation_accuracy", [0.74]),
+    }  # fmt: skip
+
+
+def test_every_method_is_tuned_alike_and_not_on_the_test_set() -> None:
+    setting = paper_settings()["fedrl-tuning-mnist"]
+    figure = {one.label: one for one in load("fedrl-fig3-mnist-medium")}
+    rates: dict[str, list[float]] = {}
+    for one in experiments_of(setting, Options(seeds=1)):
+        method = one.label.partition(" ")[0]
+        rates.setdefault(method, []).append(float(one.label.partition("=")[2]))
+        assert (one.work, one.model, one.data) == (
+            figure[method].work, figure[method].model, figure[method].data
+        )  # fmt: skip
+    assert rates.keys() == figure.keys()
+    assert {tuple(round(r / v[2], 9) for r in v) for v in rates.values()} == {(0.1, 0.3, 1, 3, 10)}
+    world = build(
+        replace(load("fedrl-tuning-mnist")[0], data=choice(few_table({"use": "mnist"}, 880), ""))
+    )
+    assert world.trainer.federation.num_clients == 100 and len(world.dealt.validation) > 0
+
+
+def entry(method, each, value, **more):
+    rounds = [{"target": 99.0, "each": each, "median": None, "on_mean": None}]
+    ours = {"value": value, "rounds_to": rounds, **more}
+    return {"setting": "fedrl-tuning-mnist", "method": method, "ours": ours, "seeds": each}
+
+
+def test_the_best_of_what_was_tried() -> None:
+    tried = [
+        entry("fedavg server_lr=1", [70, 80], 99.2),
+        entry("fedavg server_lr=3", [20, None], 99.9),
+        entry("fedavg server_lr=10", [10, 10], 99.9, diverged=1),
+        entry("fedadam server_lr=0.1", [None, None], 98.0),
+        entry("fedadam server_lr=0.01", [None, None], 98.5),
+        entry("fedrl server_lr=0.01", [60, 60], 99.0),
+        entry("fedrl server_lr=0.03", [60, 60], 99.1),
+        entry("fedamsgrad server_lr=1", [], None),
+    ]
+    best = best_of([*tried, {"setting": "fedrl-fig3-mnist-medium", "method": "fedavg"}])
+    names = [one["method"] for one in best]
+    assert names[:2] == ["fedavg server_lr=1", "fedadam server_lr=0.01"]
+    assert names[2:] == ["fedrl server_lr=0.03", "fedamsgrad server_lr=1"]
+    assert "best is fedavg server_lr=1; rounds to 99: 70, 80; 99.2" in told(best[0])
+    assert "never, never" in told(best[1]) and "no value of fedamsgrad" in told(best[3])
+    loss = [
+        {**entry(f"fedavg server_lr={r}", [None], v), "setting": "fedrl-tuning-autoencoder"}
+        for r, v in ((1, 0.02), (3, 0.01))
+    ]
+    assert best_of(loss)[0]["method"] == "fedavg server_lr=3"
 
 
 def test_some_methods_of_a_file() -> None:

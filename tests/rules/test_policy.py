@@ -2,15 +2,23 @@
 
 import json
 import struct
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save as write_tensors
 
 import undrift as fl
 from undrift.agent import load_agent
 from undrift.errors import ConfigError, PolicyError
 from undrift.rules import Policy, Steered, Steering
-from undrift.rules.policy import decode_policy, encode_policy, read_policy, shipped_policies
+from undrift.rules.policy import (
+    _digest,
+    decode_policy,
+    encode_policy,
+    read_policy,
+    shipped_policies,
+)
 
 
 def layers(inputs: int = 1, knobs: int = 2, width: int = 5, seed: int = 0):
@@ -104,6 +112,43 @@ def test_numbers_that_are_none_are_refused():
     (w, b), *rest = layers()
     with pytest.raises(PolicyError, match="NaN"):
         encode_policy(((w * float("nan"), b), *rest), Steering(), {})
+
+
+def crafted(tensors, about):
+    """Write a policy file by hand, its digest right."""
+    found = {"undrift-policy": "1", "about": about, "sha256": _digest(tensors, about)}
+    return write_tensors(tensors, found)
+
+
+def test_a_file_with_the_right_digest_is_not_trusted_either():
+    about = json.dumps({"knobs": ["alpha1"], "reach": [0.1], "sees": ["pca"], "scale": "run"})
+    good = {"0.weight": torch.zeros(1, 1), "0.bias": torch.zeros(1)}
+    assert decode_policy(crafted(good, about), "here").steering.knobs == ("alpha1",)
+    half = {name: value.half() for name, value in good.items()}
+    with pytest.raises(PolicyError, match="written as float32"):
+        decode_policy(crafted(half, about), "here")
+    with pytest.raises(PolicyError, match="layer 0 has weight"):
+        decode_policy(crafted({**good, "0.bias": torch.zeros(())}, about), "here")
+    for strange in ("[" * 100_000, "null", "[]", json.dumps({"knobs": 3})):
+        with pytest.raises(PolicyError):
+            decode_policy(crafted(good, strange), "here")
+
+
+def test_what_is_no_file_is_not_read(tmp_path):
+    for path in (tmp_path, Path("/dev/zero")):
+        with pytest.raises(PolicyError, match="is no file"):
+            read_policy(path)
+    with pytest.raises(PolicyError, match="give the name"):
+        fl.fedrl(0.1, policy=None)
+
+
+def test_a_file_that_was_written_again_is_another_policy(tmp_path):
+    path = tmp_path / "mine.safetensors"
+    path.write_bytes(encode_policy(layers(), Steering(), {}))
+    policy = Policy(str(path))
+    path.write_bytes(encode_policy(layers(seed=1), Steering(), {"more": 1}))
+    with pytest.raises(PolicyError, match="has changed"):
+        _ = policy.agent
 
 
 def test_a_policy_outlives_an_experiment_file():

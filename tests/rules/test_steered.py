@@ -10,7 +10,7 @@ from longhand.cases import above, below
 from undrift.core.tree import replace
 from undrift.rules import Policy, Steered, Steering
 from undrift.rules.policy import encode_policy
-from undrift.rules.steered import acted, chosen, principal, sight
+from undrift.rules.steered import acted, chosen, principal, sight, standardised
 from undrift.testing import check_rule
 from undrift.verify.longhand.steered import first_direction
 
@@ -78,6 +78,8 @@ def test_the_direction_is_a_librarys(count, width, scale):
     assert abs(float(axis.centre) - mean @ direction) < 1e-11 * scale
     assert abs(float(axis.spread) - ((rows - mean) @ direction).std(ddof=1)) < 1e-11 * scale
     assert float(axis.direction.abs().max()) == float(axis.direction.max())
+    mirrored = principal(-padded, torch.arange(count + 2) < count)  # one of both has to be turned
+    assert torch.equal(mirrored.direction, axis.direction)
 
 
 def test_one_row_has_no_direction():
@@ -133,6 +135,57 @@ def test_the_state_is_standardised_by_the_rounds_so_far(bold):
         assert float(helm(made).seen.value) == pytest.approx(
             (raw[-1] - np.mean(raw)) / deviation, abs=1e-6
         )
+
+
+@pytest.mark.parametrize("pca", ["clients", "rounds"])
+def test_the_state_may_be_scaled_by_what_the_direction_was_fitted_on(pca, tmp_path):
+    path = tmp_path / "fit.safetensors"
+    path.write_bytes(encode_policy(layers(), Steering(scale="fit"), {}))
+    made = trainer(fl.fedrl(0.1, policy=str(path), pca=pca), torch.float64)
+    updates = []
+    for _ in range(12):
+        before = helm(made)
+        made.round()
+        a1 = float(helm(made).knobs[0])
+        updates.append(((helm(made).m - a1 * before.m) / (1 - a1)).numpy())
+    axis, square = helm(made).axis, updates[-1] ** 2
+    direction = axis.direction.numpy()
+    if pca == "rounds":
+        rows = np.array(updates[:10]) ** 2
+        mean = rows.mean(0)
+        wanted = (square - mean) @ direction / ((rows - mean) @ direction).std(ddof=1)
+    else:
+        wanted = (square @ direction - float(axis.centre)) / float(axis.spread)
+    assert abs(wanted) > 0.05
+    assert float(helm(made).seen.value) == pytest.approx(np.clip(wanted, -10, 10), abs=1e-4)
+
+
+def test_a_state_far_off_is_cut_off():
+    rule = Steered(None, steering=Steering(scale="fit"))
+    state = rule.init_server(torch.zeros(4), None)
+    axis = state.axis._replace(spread=torch.tensor(1e-3).double())
+    for value, seen in ((1.0, 10.0), (-1.0, -10.0), (0.002, 2.0)):
+        found = torch.tensor(value, dtype=torch.float64)
+        after = standardised(rule, state.seen, found, axis, torch.tensor(3))
+        assert float(after.value) == pytest.approx(seen)
+
+
+def test_an_agent_may_see_its_knobs():
+    rule = Steered(None, steering=Steering(("alpha2", "alpha1"), sees=("pca", "knobs")))
+    state = rule.init_server(torch.zeros(4), None)
+    state = state._replace(seen=state.seen._replace(value=torch.tensor(0.5).double()))
+    assert sight(rule, state).tolist() == [0.5, 0.99, 0.9]
+    other = Steered(None, steering=Steering(("alpha2", "alpha1"), sees=("knobs", "pca")))
+    assert sight(other, state).tolist() == [0.99, 0.9, 0.5]
+
+
+def test_a_round_that_overflows_is_not_looked_at(bold):
+    """D * D is infinite in float32: FedAdam stops there, and so does this, without a NaN."""
+    for lr in (1e19, 1e25):
+        made = trainer(fl.fedrl(lr, policy=bold, pca="rounds"))
+        made.run(12)
+        assert torch.isfinite(made.server.w).all() and torch.isfinite(helm(made).knobs).all()
+        assert torch.isfinite(helm(made).seen.value)
 
 
 # ---- knobs ---------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ try:
     import gymnasium
     from gymnasium.spaces import Box
     from stable_baselines3 import PPO
+    from stable_baselines3.common.logger import Logger
     from stable_baselines3.common.vec_env import VecEnv
 except ImportError as error:
     raise MissingExtra(
@@ -27,7 +28,7 @@ except ImportError as error:
         "pip install 'undrift[rl]'"
     ) from error
 
-__all__ = ["PPO", "FederationEnv", "FederationVecEnv"]
+__all__ = ["PPO", "FederationEnv", "FederationVecEnv", "Logger"]
 
 Observation = np.ndarray[Any, np.dtype[np.float32]]
 

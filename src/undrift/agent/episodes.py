@@ -12,20 +12,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.func import vmap
 
 from undrift.agent.settings import AgentSettings
 from undrift.core.algorithm import init_server
 from undrift.core.random import Seeds, host_fold
-from undrift.core.tree import tree_map
+from undrift.core.tree import EMPTY, tree_map
 from undrift.errors import ConfigError
-from undrift.experiment.exam import Exam, Paper
+from undrift.experiment.exam import Exam, Jury, Paper
 from undrift.experiment.spec import Experiment
 from undrift.experiment.world import World, build, make_task
-from undrift.fleet import Fleet
+from undrift.fleet import Fleet, hindrance
 from undrift.rules.steered import Helm, Steered, acted, sight
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
@@ -45,8 +48,8 @@ class Turned(NamedTuple):
 class Course:
     """How far one episode has come."""
 
-    best: float
-    waited: int = 0  # rounds without progress
+    best: float  # where its last progress was counted from
+    waited: int = 0  # rounds without progress since
 
 
 def episode_seeds(seed: int, slot: int, number: int, purpose: str = "train") -> Seeds:
@@ -87,9 +90,12 @@ class Episodes:
             for g in self.games
         ]
         self.rule, self.place = _steered_of(experiment)
-        self.exams = [_exam_of(world, settings) for world in self.worlds]
+        self._jury = Jury([_exam_of(world, settings) for world in self.worlds], settings.metric)
         self.trainers = [world.trainer for world in self.worlds]
-        self._fleet = Fleet(self.trainers) if len(self.games) > 1 else None
+        # what cannot share a batch, as clients of the reference engine, trains one by one
+        shares = len(self.games) > 1 and not any(map(hindrance, self.trainers))
+        self._fleet = Fleet(self.trainers) if shares else None
+        self._act = vmap(partial(acted, self.rule))
         self.courses = [Course(-math.inf) for _ in self.games]
 
     def __len__(self) -> int:
@@ -118,12 +124,16 @@ class Episodes:
 
     def observe(self) -> Numbers:
         """Let everybody's clients train one round: [E, n], what is seen of it before the action."""
-        if self._fleet is None:
-            self.trainers[0].advance()
-        else:
+        if self._fleet is not None:
             self._fleet.advance()
-        seen = torch.stack([sight(self.rule, self.helm(e)) for e in range(len(self))])
-        return seen.cpu().numpy()
+        else:
+            for trainer in self.trainers:
+                trainer.advance()
+        helms = [self.helm(e) for e in range(len(self))]
+        value = torch.stack([helm.seen.value for helm in helms])
+        knobs = torch.stack([helm.knobs for helm in helms])
+        one = helms[0]._replace(seen=helms[0].seen._replace(value=value), knobs=knobs)
+        return sight(self.rule, one).cpu().numpy()
 
     def helm(self, slot: int) -> Helm:
         """Give the steered server's state."""
@@ -137,27 +147,36 @@ class Episodes:
                 f"actions of shape {list(actions.shape)}: {len(self)} episodes with "
                 f"{self.actions} knobs need [{len(self)}, {self.actions}]"
             )
-        device = self.trainers[0].engine.device
-        sent = torch.from_numpy(np.asarray(actions, dtype=np.float64)).to(device)
-        for e, trainer in enumerate(self.trainers):
-            server = trainer.server
-            w, helm = acted(self.rule, server.w, self.helm(e), sent[e])
-            states = (*server.states[: self.place], helm, *server.states[self.place + 1 :])
-            trainer.put(server._replace(w=w, states=states))
-        marks = [
-            exam.judging(t.server.w, t.server.buffers)
-            for exam, t in zip(self.exams, self.trainers, strict=True)
-        ]
-        values = [found.result()[self.settings.metric] for found in marks]
+        if not np.isfinite(actions).all():
+            raise ConfigError("an action is NaN or infinite: give numbers from -1 to 1")
+        self._move(torch.from_numpy(np.asarray(actions, dtype=np.float64)))
+        values = self._jury.judge([(t.server.w, t.server.buffers) for t in self.trainers])
         return [self._turned(e, value) for e, value in enumerate(values)]
+
+    def _move(self, actions: Tensor) -> None:
+        """Take everybody's server step, as one."""
+        helms = [self.helm(e) for e in range(len(self))]
+        # directions and what they are fitted on are as large as models, and no action reads them
+        light = [helm._replace(axis=EMPTY, actor=EMPTY) for helm in helms]
+        models = [trainer.server.w for trainer in self.trainers]
+        w, moved = tree_map(lambda *v: torch.stack(v), *zip(models, light, strict=True))
+        found = self._act(w, moved, actions.to(w.device))
+        for e, (trainer, helm) in enumerate(zip(self.trainers, helms, strict=True)):
+            model, new = tree_map(lambda v, e=e: v[e], found)
+            states = list(trainer.server.states)
+            states[self.place] = new._replace(axis=helm.axis, actor=helm.actor)
+            trainer.put(trainer.server._replace(w=model, states=tuple(states)))
 
     def _turned(self, slot: int, value: float) -> Turned:
         settings, course = self.settings, self.courses[slot]
         higher = value if settings.metric == "accuracy" else -value
         room = settings.progress * (1.0 if settings.metric == "accuracy" else abs(course.best))
-        better = higher >= course.best + room if math.isfinite(course.best) else True
-        course.waited = 0 if better else course.waited + 1
-        course.best = max(course.best, higher) if not math.isnan(higher) else course.best
+        if not math.isfinite(course.best):
+            better = math.isfinite(higher)  # the first one, or the first that is a number
+        else:
+            better = higher >= course.best + room
+        # many small steps are progress too: they count from where the last progress was
+        course.best, course.waited = (higher, 0) if better else (course.best, course.waited + 1)
         goal = settings.target if settings.metric == "accuracy" else -settings.target
         reached, done = higher >= goal, self.trainers[slot].rounds_done
         stopped = not reached and (course.waited >= settings.patience or done >= settings.rounds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -27,8 +28,9 @@ class Score(NamedTuple):
     knobs: list[list[list[float]]]  # [episode, round, knob]
 
     def table(self) -> dict[str, Any]:
-        """Write it as plain JSON."""
-        return {**self._asdict(), "mean_return": float(np.mean(self.returns))}
+        """Write it as plain JSON; a value that is no number, of a model that diverged, is None."""
+        values = [v if math.isfinite(v) else None for v in self.values]
+        return {**self._asdict(), "values": values, "mean_return": float(np.mean(self.returns))}
 
 
 def evaluate(
@@ -36,7 +38,7 @@ def evaluate(
 ) -> dict[str, Score]:
     """Play the same episodes with the policy, with random actions, and without any (FedAdam).
 
-    All of them train as one batch; an episode that has ended stands still.
+    All of them train as one batch; what an episode does after its end is not counted.
     """
     count = settings.evaluation
     # the same episode for every way: data, model, batches and cohorts
@@ -54,30 +56,31 @@ def _play(games: Episodes, layers: Layers, count: int) -> tuple[list[Any], ...]:
     reached: list[int | None] = [None] * size
     over = [False] * size
     knobs: list[list[list[float]]] = [[] for _ in range(size)]
+    actor = [(w.double(), b.double()) for w, b in layers]
     for round in range(games.settings.rounds):
-        seen = games.observe()
-        actions = [_action(games, layers, seen, slot, round, count) for slot in range(size)]
-        for slot, turned in enumerate(games.act(np.array(actions))):
+        actions = _actions(games, actor, games.observe(), round, count)
+        turned = games.act(actions)
+        stand = torch.stack([games.helm(slot).knobs for slot in range(size)]).tolist()
+        for slot, one in enumerate(turned):
             if over[slot]:
                 continue
-            returns[slot] += turned.reward
-            values[slot] = turned.value
-            knobs[slot].append(games.helm(slot).knobs.tolist())
-            over[slot] = turned.reached  # without progress it goes on: all are given the same time
-            reached[slot] = turned.round if turned.reached else None
+            returns[slot] += one.reward
+            values[slot] = one.value
+            knobs[slot].append(stand[slot])
+            over[slot] = one.reached  # without progress it goes on: all are given the same time
+            reached[slot] = one.round if one.reached else None
         if all(over):
             break
     return returns, reached, values, knobs
 
 
-def _action(
-    games: Episodes, layers: Layers, seen: Numbers, slot: int, round: int, count: int
-) -> Numbers:
-    way = WAYS[slot // count]
-    if way == "policy":
-        actor = [(w.double(), b.double()) for w, b in layers]
-        return chosen(actor, torch.from_numpy(seen[slot]).double()).numpy()
-    if way == "default":
-        return np.zeros(games.actions)
+def _actions(games: Episodes, actor: Layers, seen: Numbers, round: int, count: int) -> Numbers:
+    """Give everybody's action: the policy's, random ones, none."""
+    policy = [chosen(actor, torch.from_numpy(one).double()).numpy() for one in seen[:count]]
+    chance = [_random(games, slot, round) for slot in range(count, 2 * count)]
+    return np.stack([*policy, *chance, *[np.zeros(games.actions)] * count])
+
+
+def _random(games: Episodes, slot: int, round: int) -> Numbers:
     words = [host_fold(games.settings.seed, "random", slot, round, k) for k in range(games.actions)]
     return np.array([(word & (2**53 - 1)) / 2**52 - 1 for word in words])

@@ -39,7 +39,7 @@ class AgentSettings:
     episodes: int = 16
     rollouts: int = 30
     knobs: tuple[str, ...] = ("alpha1", "alpha2")
-    reach: tuple[float, ...] | None = None
+    reach: tuple[float, ...] | float | None = None
     sees: tuple[str, ...] = ("pca",)
     scale: str = "run"
     seed: int = 0
@@ -57,6 +57,11 @@ class AgentSettings:
         for name in ("rounds", "patience", "episodes", "rollouts", "epochs", "batch", "evaluation"):
             check_whole(f"agent.{name}", getattr(self, name))
         check_whole("agent.seed", self.seed, low=0)
+        if self.batch < 2 or self.rounds * self.episodes < 2:
+            raise ConfigError(
+                f"agent.batch = {self.batch}, of rounds x episodes = {self.rounds} x "
+                f"{self.episodes}: PPO compares actions, give both at least 2"
+            )
         if self.judged is not None:
             check_whole("agent.judged", self.judged)
         if self.metric not in ("accuracy", "loss"):

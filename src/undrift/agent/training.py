@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from undrift.agent.environment import PPO, FederationVecEnv
+from undrift.agent.environment import PPO, FederationVecEnv, Logger
 from undrift.agent.episodes import Episodes
 from undrift.agent.settings import AgentSettings
 from undrift.core.random import host_fold
@@ -130,7 +130,9 @@ def _ppo(vector: FederationVecEnv, settings: AgentSettings) -> PPO:
     with warnings.catch_warnings():
         # a rollout is rounds x episodes, whatever the batch: its last one may be shorter
         warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
-        return PPO("MlpPolicy", vector, **how, policy_kwargs=shape, device="cpu")
+        made = PPO("MlpPolicy", vector, **how, policy_kwargs=shape, device="cpu")
+    made.set_logger(Logger(folder=None, output_formats=[]))  # its own leaves a folder behind
+    return made
 
 
 def actor_of(policy: Any) -> Layers:

@@ -16,6 +16,7 @@ from undrift.papers import Options, chosen_settings, counts, reproduce
 from undrift.papers.figures import CURVES_OF
 from undrift.papers.plan import experiments_of
 from undrift.papers.records import UNFINISHED, full_cells
+from undrift.papers.tuning import best_of, told
 
 OUT, TINY_OUT, RECORDS = "runs/reproduce", "runs/reproduce-tiny", "reproductions"
 
@@ -69,6 +70,8 @@ def do_reproduce(chosen: argparse.Namespace) -> int:
             minutes=chosen.minutes, jobs=jobs, listeners=listeners,
         )  # fmt: skip
     _show(entries)
+    for one in best_of([e for e in entries if e["kind"] != UNFINISHED]):
+        print(told(one))
     for family in dict.fromkeys(setting.family for setting in settings):
         figure = is_figure(family)
         done, cells = counts(records, figure)[family]

@@ -5,6 +5,7 @@ Letters: n test examples, C classes, N clients.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -71,6 +72,10 @@ class Exam:
         recorded = self.device.type == "cuda"
         return Marks(self, self._recorded(w, buffers) if recorded else self._marks(w, buffers))
 
+    def mean(self, name: str, w: Vec, buffers: Buffers) -> Tensor:
+        """Give the mean of the loss or of a metric, where the examples are."""
+        return self._marks(w, buffers)[name].mean()
+
     def _marks(self, w: Vec, buffers: Buffers) -> dict[str, Tensor]:
         """Give every example's loss and metrics."""
         starts = range(0, len(self.paper.x), self.batch)
@@ -85,6 +90,27 @@ class Exam:
         seen = Batch(x, y, mask, mask.long())
         metrics = {n: per_example(m(out.value, seen.y)) for n, m in self.task.metrics.items()}
         return {"loss": self.task.losses(out.value, y), **metrics}
+
+
+class Jury:
+    """Judges several models at once, each by its own exam, and tells one number of each.
+
+    On a device all of it is one graph: exams launched one by one would wait for the host.
+    """
+
+    def __init__(self, exams: Sequence[Exam], name: str) -> None:
+        self.exams, self.name, device = list(exams), name, exams[0].device
+        self._told = Recorded(self._means, device) if device.type == "cuda" else self._means
+
+    def judge(self, models: list[tuple[Vec, Buffers]]) -> list[float]:
+        """Give the mean of the loss or metric of every model; waits for the device."""
+        found: list[float] = self._told(models).tolist()
+        return found
+
+    @torch.no_grad()
+    def _means(self, models: list[tuple[Vec, Buffers]]) -> Tensor:
+        pairs = zip(self.exams, models, strict=True)
+        return torch.stack([exam.mean(self.name, *model) for exam, model in pairs])
 
 
 class Marks:

@@ -3,8 +3,9 @@
 A file in `papers/` is an experiment with three sections more: `[paper]` tells what the table
 prints, `[part.NAME]` holds what a part of a setting's name stands for, and each `[[setting]]` lists
 its parts and the printed cells.  FILE-PART-PART names an ordinary experiment.  A setting without
-cells, as those of figures are, shows every method, or those that it lists as `only`.  A file that
-says `like = "OTHER"` begins with OTHER's experiment, parts and methods.
+cells, as those of figures are, shows every method, or those that it lists as `only`; it may have
+its own `metric` and `targets`.  A file that says `like = "OTHER"` begins with OTHER's experiment,
+parts and methods.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from undrift.experiment.tables import Table, read_table
 
 FOLDER = Path(str(files("undrift") / "papers"))
 ONLY_HERE = ("paper", "part", "setting")
+OF_A_SETTING = ("metric", "targets")  # of [paper], where settings differ in them
 
 
 class Setting(NamedTuple):
@@ -88,7 +90,8 @@ def read_family(path: Path) -> list[Setting]:
             titles.append(str(changes.pop("title", name)))
             table = merged(table, changes)
         full = "-".join([path.stem, *one.get("parts", [])])
-        table, told = _narrowed(table, paper, one.get("only"))
+        own = {name: one[name] for name in OF_A_SETTING if name in one}
+        table, told = _narrowed(table, {**paper, **own}, one.get("only"))
         cells = one.get("cells", {label: [] for label in told["methods"]})
         made.append(Setting(full, path.stem, ", ".join(titles), table, told, cells))
     return made

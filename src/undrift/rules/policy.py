@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
+import stat
 import struct
 from functools import lru_cache
 from importlib.resources import files
@@ -53,11 +53,11 @@ class Steering:
     It sees `pca`, the state of the paper, and perhaps where its `knobs` stand.  `scale` makes the
     former a plain number: "run" standardises it by mean and deviation of the rounds so far, "fit"
     divides it by the deviation of what the direction was fitted on.  `reach` is how far one action
-    turns each knob.
+    turns each knob; one number is for all of them.
     """
 
     knobs: tuple[str, ...] = static(default=("alpha1", "alpha2"))
-    reach: tuple[float, ...] | None = static(default=None)
+    reach: tuple[float, ...] | float | None = static(default=None)
     sees: tuple[str, ...] = static(default=("pca",))
     scale: str = static(default="run", choices=SCALES)
 
@@ -66,7 +66,7 @@ class Steering:
             given = _names(name, getattr(self, name), known)
             object.__setattr__(self, name, given)
         reach = self.reach
-        far = [KNOBS[k].reach for k in self.knobs] if reach is None else list(reach)
+        far = [KNOBS[k].reach for k in self.knobs] if reach is None else _each(reach, self.knobs)
         plain = all(isinstance(v, int | float) and 0 < v <= 1 for v in far)
         if len(far) != len(self.knobs) or not plain:
             raise PolicyError(
@@ -78,7 +78,7 @@ class Steering:
     @property
     def limits(self) -> tuple[Knob, ...]:
         """Give the range and the reach of every knob, in order."""
-        assert self.reach is not None
+        assert isinstance(self.reach, tuple), "made so at first"
         pairs = zip(self.knobs, self.reach, strict=True)
         return tuple(KNOBS[name]._replace(reach=far) for name, far in pairs)
 
@@ -86,6 +86,10 @@ class Steering:
     def inputs(self) -> int:
         """Count the numbers that an agent sees."""
         return sum(1 if name == "pca" else len(self.knobs) for name in self.sees)
+
+
+def _each(reach: Any, knobs: tuple[str, ...]) -> list[Any]:
+    return list(reach) if isinstance(reach, tuple | list) else [reach] * len(knobs)
 
 
 def _names(field: str, given: Any, known: tuple[str, ...]) -> tuple[str, ...]:
@@ -128,8 +132,14 @@ class Policy:
 
     @property
     def agent(self) -> Agent:
-        """Read what the file holds."""
-        return read_policy(self.source)
+        """Read what the file holds; it may have been written again since it was named."""
+        found = read_policy(self.source)
+        if found.digest != self.digest:
+            raise PolicyError(
+                f"policy {self.source!r} has changed: it had the digest {self.digest[:12]}... "
+                f"and has {found.digest[:12]}... now; build the algorithm again to use it"
+            )
+        return found
 
 
 def shipped_policies() -> dict[str, Path]:
@@ -140,8 +150,9 @@ def shipped_policies() -> dict[str, Path]:
 
 def policy_named(source: str | Path) -> Policy:
     """Take a shipped policy by its name, any other by its whole path: runs resume anywhere."""
-    name = str(source)
-    return Policy(str(Path(name).absolute()) if name.endswith(SUFFIX) else name)
+    name = str(source) if isinstance(source, Path) else source
+    is_path = isinstance(name, str) and name.endswith(SUFFIX)
+    return Policy(str(Path(name).absolute()) if is_path else name)
 
 
 def read_policy(source: str | Path) -> Agent:
@@ -152,6 +163,8 @@ def read_policy(source: str | Path) -> Agent:
     path = known.get(str(source), Path(source))
     try:
         found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # a device or a pipe may have no end
+            raise PolicyError(f"{path} is no file: give the path of a policy")
         return _read(path, found.st_mtime_ns, found.st_size)
     except (FileNotFoundError, NotADirectoryError):
         if path.suffix != SUFFIX:
@@ -179,7 +192,7 @@ def encode_policy(
     }
     told = {
         "knobs": list(steering.knobs),
-        "reach": list(steering.reach or ()),
+        "reach": [knob.reach for knob in steering.limits],
         "sees": list(steering.sees),
         "scale": steering.scale,
         "trained": about,
@@ -199,7 +212,14 @@ def decode_policy(data: bytes, place: str) -> Agent:
         text, digest, form = about["about"], about["sha256"], about["undrift-policy"]
         tensors = read_tensors(data)
         told = json.loads(text)
-    except (SafetensorError, ValueError, KeyError, TypeError, struct.error) as error:
+    except (
+        SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+        struct.error,
+    ) as error:
         raise PolicyError(
             f"{place} is no policy file, or it was cut off ({type(error).__name__}): copy it again"
         ) from error
@@ -216,7 +236,8 @@ def _digest(tensors: dict[str, Tensor], text: str) -> str:
     for name in sorted(tensors):
         value = tensors[name].contiguous()
         made.update(f"{name} {value.dtype} {list(value.shape)}".encode())
-        made.update(value.reshape(-1).view(torch.uint8).numpy().tobytes() if len(value) else b"")
+        flat = value.reshape(-1)
+        made.update(flat.view(torch.uint8).numpy().tobytes() if len(flat) else b"")
     return made.hexdigest()
 
 
@@ -251,5 +272,8 @@ def _check_layer(i: int, weight: Tensor, bias: Tensor, width: int, place: str) -
     if weight.dim() != 2 or weight.shape[1] != width or bias.shape != weight.shape[:1]:
         what = f"weight {list(weight.shape)} and bias {list(bias.shape)}"
         raise PolicyError(f"{place}: layer {i} has {what}, but {width} inputs come to it")
-    if not all(math.isfinite(float(v.double().sum())) for v in (weight, bias)):
+    if any(v.dtype != torch.float32 for v in (weight, bias)):
+        kinds = f"{weight.dtype} and {bias.dtype}"
+        raise PolicyError(f"{place}: layer {i} has {kinds}: policies are written as float32")
+    if not all(bool(torch.isfinite(v).all()) for v in (weight, bias)):
         raise PolicyError(f"{place}: layer {i} holds NaN or infinity")

@@ -165,8 +165,11 @@ def positive(value: Tensor) -> Tensor:
 
 
 def standardised(rule: Steered, seen: Seen, value: Tensor, axis: Axis, round: Tensor) -> Seen:
-    """Make the state a plain number; zero before there is a direction."""
-    ready = is_ready(rule, round)
+    """Make the state a plain number; zero before there is a direction.
+
+    A round whose D * D overflows is not looked at: one NaN would stay in all that follows.
+    """
+    ready = is_ready(rule, round) & torch.isfinite(value)
     rounds = seen.rounds + 1
     off = value - seen.mean
     mean = seen.mean + off / rounds
@@ -184,9 +187,9 @@ def is_ready(rule: Steered, round: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------------------------- the action
 def sight(rule: Steered, state: Helm) -> Tensor:
-    """Give what an agent sees now."""
-    parts = {"pca": lambda: state.seen.value.reshape(1), "knobs": lambda: state.knobs}
-    return torch.cat([parts[name]() for name in rule.steering.sees])
+    """Give what an agent sees now; of several states side by side, one row for each."""
+    parts = {"pca": lambda: state.seen.value[..., None], "knobs": lambda: state.knobs}
+    return torch.cat([parts[name]() for name in rule.steering.sees], -1)
 
 
 def chosen(actor: Tree, seen: Tensor) -> Tensor:
@@ -221,5 +224,8 @@ def acted(rule: Steered, w: Vec, state: Helm, action: Tensor) -> tuple[Vec, Helm
     """
     update, waits = state.waiting
     step, after = moved(rule, update, state, action.clamp(-1, 1))
-    after = after._replace(waiting=(update, torch.zeros_like(waits)))
-    return where(waits > 0, (w - step, after), (w, state))
+    # of the state only what an action changes: the rest is as large as several models
+    new = (w - step, after.m, after.v, after.knobs, after.action, torch.zeros_like(waits))
+    old = (w, state.m, state.v, state.knobs, state.action, waits)
+    w, m, v, knobs, turned, waits = where(waits > 0, new, old)
+    return w, state._replace(m=m, v=v, knobs=knobs, action=turned, waiting=(update, waits))

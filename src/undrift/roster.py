@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from undrift.arguments import able
 from undrift.core.random import Seeds
 from undrift.core.rule import ClientInfo
 from undrift.core.transfer import send
-from undrift.data import Cohort, Federation, LocalWork, Population, Sampler
+from undrift.data import Cohort, Everyone, Federation, LocalWork, Population, Sampler, Work
 from undrift.engines.engine import Assignment
 from undrift.engines.sums import summing_order
 from undrift.errors import ConfigError, DataError
@@ -27,13 +28,15 @@ class Roster:
     def __init__(
         self,
         federation: Federation,
-        sampler: Sampler,
-        work: LocalWork,
+        sampler: Sampler | None,  # everyone
+        work: LocalWork | None,  # an epoch of the usual batches
         seeds: Seeds,
         dtype: torch.dtype,
         enrolled: Iterable[int] | None,
     ) -> None:
-        self.federation, self.sampler, self.work = federation, sampler, work
+        self.federation = federation
+        self.sampler = able("sampler", Everyone() if sampler is None else sampler, "sample")
+        self.work = able("work", Work() if work is None else work, "plan")
         self.seeds, self.dtype = seeds, dtype
         self._known: tuple[Ids, Population, float] | None = None
         self._last: tuple[Any, ClientInfo] | None = None  # a cohort and what was told of it

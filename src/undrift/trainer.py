@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from undrift.arguments import able, check_labels, check_parts, known_device, known_seeds
+from undrift.arguments import check_labels, check_parts, known_device, known_seeds
 from undrift.core.algorithm import (
     REFRESH,
     Algorithm,
@@ -25,7 +25,7 @@ from undrift.core.server import server_after
 from undrift.core.task import Buffers, Task, Vec
 from undrift.core.transfer import send
 from undrift.core.tree import EMPTY, Tree, leaves, named_leaves, rebuild, structure, tree_map
-from undrift.data import Everyone, Federation, LocalWork, Sampler, Work
+from undrift.data import Federation, LocalWork, Sampler
 from undrift.data.checks import check_whole
 from undrift.data.spool import Rows, Streamed
 from undrift.describe import describe
@@ -84,14 +84,7 @@ class Trainer:
         device, self.seeds, self.algorithm = known_device(device), known_seeds(seed), algorithm
         self.task = task.to(device)
         self.federation = federation.to(device, task.dtype)
-        self.roster = Roster(
-            self.federation,
-            able("sampler", Everyone() if sampler is None else sampler, "sample"),
-            able("work", Work() if work is None else work, "plan"),
-            self.seeds,
-            task.dtype,
-            enrolled,
-        )
+        self.roster = Roster(self.federation, sampler, work, self.seeds, task.dtype, enrolled)
         examples = self.federation.members[:2]
         check_labels(self.task, self.federation)
         features = self.task.check(self.federation.x[examples], self.federation.y[examples])

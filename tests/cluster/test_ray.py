@@ -16,11 +16,10 @@ import pytest
 import torch
 
 import undrift as fl
-from rules.needs import built, world_for
+from rules.needs import built, far, world_of
 from undrift.data.partitions import Iid
 from undrift.engines import ray_cluster as launcher
 from undrift.experiment import EngineSettings
-from undrift.testing.compare import distance
 from undrift.testing.engines import standard_algorithms
 from undrift.testing.world import numbers, tiny_world
 
@@ -32,7 +31,7 @@ TWELVE = [
     *("scaffold", "feddyn", "adabest", "moon"),  # with client states
     *("mime", "rfedavg_plus", "fedrl"),  # a shared probe, second looks, rows
 ]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.reliability]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,17 +43,6 @@ def cluster():
 
         ray.shutdown()
         gc.collect()
-
-
-def world_of(name):
-    world = tiny_world(sizes=(5, 9, 3, 7, 1, 6, 4, 8))
-    return world._replace(**world_for(name, world.sampler, world.work))
-
-
-def far(found, wanted):
-    ours, theirs = numbers(found), numbers(wanted)
-    assert ours.keys() == theirs.keys()
-    return distance(list(ours.values()), list(theirs.values()))
 
 
 def everything(world, actors=2, label="every hook", **options):

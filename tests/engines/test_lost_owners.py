@@ -4,10 +4,11 @@ import os
 
 import pytest
 import torch
-from owned import both, everything, far, owners
+from owned import both, everything, owners
 from torch import nn
 
 import undrift as fl
+from rules.needs import far
 from undrift.engines import member
 from undrift.engines.crew import Lost
 from undrift.engines.sharded import Here

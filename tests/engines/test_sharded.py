@@ -6,11 +6,11 @@ import time
 
 import pytest
 import torch
-from owned import both, everything, far, owners, world_of
+from owned import both, everything, owners
 from torch import nn
 
 import undrift as fl
-from rules.needs import built
+from rules.needs import built, far, world_of
 from undrift.core.tree import named_leaves
 from undrift.engines import Sharded, crew, member, sharded
 from undrift.engines.crew import pack, unpack

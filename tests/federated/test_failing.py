@@ -31,6 +31,7 @@ def plan_of_failures(rounds):
     return plan
 
 
+@pytest.mark.reliability
 @pytest.mark.parametrize("name", [pytest.param("scaffold", marks=pytest.mark.slow), "mime"])
 def test_a_third_of_the_clients_fails_in_every_round(name, tmp_path):
     world = tiny_world()._replace(sampler=fl.Everyone())

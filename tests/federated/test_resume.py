@@ -206,6 +206,7 @@ def test_a_deployed_run_has_the_numbers_and_the_folder_of_a_simulation(project, 
     assert len(again) == 4  # nothing is left to do
 
 
+@pytest.mark.reliability
 @pytest.mark.parametrize("points", [[3, 6, 15], pytest.param(range(1, 20), marks=pytest.mark.slow)])
 def test_a_server_killed_after_some_answer_goes_on_with_the_same_numbers(points, project, tmp_path):
     """4 greetings and 12 reports: the 17th answer never comes."""
@@ -228,6 +229,7 @@ def test_a_server_killed_after_some_answer_goes_on_with_the_same_numbers(points,
         assert (count[0] > 0) == (point > 16)
 
 
+@pytest.mark.reliability
 @pytest.mark.slow
 def test_a_server_killed_at_random_moments_goes_on_with_the_same_numbers(project, tmp_path):
     started = time.monotonic()

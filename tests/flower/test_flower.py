@@ -27,7 +27,7 @@ from undrift.experiment.run import run
 from undrift.experiment.spec import Experiment, load
 from undrift.experiment.tables import read_table, write_table
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.reliability]
 
 SETTINGS = ["partition.clients=4", "sampler.count=3", "task.dtype=float64", "work.epochs=1"]
 SECONDS = 600.0

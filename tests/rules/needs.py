@@ -3,6 +3,8 @@
 from typing import Any
 
 import undrift as fl
+from undrift.testing.compare import distance
+from undrift.testing.world import World, numbers, tiny_world
 
 # tau 1e-3: 1e-9 makes 1e9 of a rounding error near zero
 TAU = {name for name in fl.catalogue() if name.endswith(("adam", "adagrad", "yogi"))}
@@ -24,3 +26,16 @@ def world_for(name: str, sampler: Any, work: Any) -> dict[str, Any]:
         "sampler": fl.Everyone() if needs == "everybody" else sampler,
         "work": fl.Work(steps=1, batch=None) if needs == "one step" else work,
     }
+
+
+def world_of(name: str) -> World:
+    """Make eight unequal clients for the algorithm of this name."""
+    world = tiny_world(sizes=(5, 9, 3, 7, 1, 6, 4, 8))
+    return world._replace(**world_for(name, world.sampler, world.work))
+
+
+def far(found: fl.Trainer, wanted: fl.Trainer) -> float:
+    """Tell how far two trainers' servers and clients are from each other at most."""
+    ours, theirs = numbers(found), numbers(wanted)
+    assert ours.keys() == theirs.keys()
+    return distance(list(ours.values()), list(theirs.values()))

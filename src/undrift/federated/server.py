@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from undrift.arguments import able, known_seeds
+from undrift.arguments import known_seeds
 from undrift.core.algorithm import Algorithm, Server, init_server
 from undrift.core.random import Seeds
 from undrift.core.rule import overrides
 from undrift.core.task import Task
-from undrift.data import Arrival, Everyone, LocalWork, Sampler, Work
+from undrift.data import Arrival, LocalWork, Sampler
 from undrift.engines.engine import Outcome
 from undrift.engines.traffic import Traffic
 from undrift.errors import ConfigError, EmptyRoundError
@@ -76,14 +76,8 @@ class Coordinator(Trainer):
         self.seeds, self.algorithm = known_seeds(seed), algorithm
         self.task = task = task.clone()
         self.federation = record_of(members.sizes, members.clients, arrival)
-        self.roster = Roster(
-            self.federation,
-            able("sampler", Everyone() if sampler is None else sampler, "sample"),
-            able("work", Work() if work is None else work, "plan"),
-            self.seeds,
-            task.dtype,
-            sorted(members.sizes),
-        )
+        here = sorted(members.sizes)
+        self.roster = Roster(self.federation, sampler, work, self.seeds, task.dtype, here)
         self.sizes = example_sizes(task, example, members.sizes, members.clients)
         rehearsal = Rehearsal(algorithm, task, example, self.sizes)
         rehearsal.check_path()

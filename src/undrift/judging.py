@@ -21,7 +21,7 @@ from undrift.core.tree import Tree, tree_map
 from undrift.data.spool import Rows
 from undrift.engines.engine import PIECE, Assignment, Engine
 from undrift.engines.graphs import Buffers as Held
-from undrift.engines.graphs import Piece, copied, graph_pool
+from undrift.engines.graphs import Piece, copied, lasting_pool
 from undrift.rounds import Judged, JudgedClients
 
 MOST_RECORDED = 6  # kinds of evaluation that are kept as graphs
@@ -169,7 +169,7 @@ class Recorded:
 @cache
 def _pool(device: torch.device) -> Any:
     """Give the memory that all evaluations share: one runs after the other."""
-    return graph_pool(device)
+    return lasting_pool(device)
 
 
 def _place(t: Rows) -> tuple[Any, ...]:

@@ -81,3 +81,15 @@ def test_it_goes_on_from_a_checkpoint_to_the_same_bits(tmp_path) -> None:
     assert second.load(tmp_path)
     second.run(3)
     assert torch.equal(second.server.w, whole.server.w)
+
+
+def test_judging_goes_on_after_all_who_judged_are_gone() -> None:
+    from undrift.judging import Recorded
+
+    device = torch.device("cuda")
+    for number in range(3):
+        doubled = Recorded(lambda t: t * 2, device)
+        for _ in range(3):  # as it is, recorded, replayed
+            found = doubled(torch.full((4,), float(number), device=device))
+        assert found.tolist() == [2.0 * number] * 4
+        del doubled

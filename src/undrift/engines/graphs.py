@@ -11,6 +11,7 @@ from torch import Tensor
 from undrift.core.tree import Tree, leaves, tree_map
 
 T = TypeVar("T")
+_HOLDERS: list[torch.cuda.CUDAGraph] = []
 
 
 class Piece:
@@ -110,6 +111,21 @@ def copied(tree: T) -> T:
 def graph_pool(device: torch.device) -> Any:
     """Give the memory that the pieces of a round share; None where there are no graphs."""
     return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+
+def lasting_pool(device: torch.device) -> Any:
+    """Give memory for graphs that come and go; None where there are none.
+
+    A pool is gone with the last of its graphs, and nothing can be recorded into it again: an empty
+    one holds it.
+    """
+    pool = graph_pool(device)
+    if pool is not None:
+        holder = torch.cuda.CUDAGraph()
+        with torch.cuda.device(device), torch.cuda.graph(holder, pool=pool):
+            torch.zeros(1, device=device)
+        _HOLDERS.append(holder)
+    return pool
 
 
 def aligned(w: Tensor) -> Tensor:

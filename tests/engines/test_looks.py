@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 import undrift as fl
+from undrift.core.tree import record, replace
+from undrift.rules.client import ScaffoldGradient
 from undrift.testing.compare import distance
 from undrift.testing.world import numbers
 
@@ -23,7 +25,7 @@ def world(algorithm, seed=0, sizes=SIZES, **settings) -> fl.Trainer:
     chosen = {"work": fl.Work(steps=2, batch=8), "sampler": fl.Uniform(9), "graph": True}
     if "engine" in settings:
         del chosen["graph"]
-    task = fl.Task(net, dtype=torch.float64, feature="0")
+    task = fl.Task(net, dtype=torch.float64, feature=settings.pop("feature", "0"))
     return fl.Trainer(task, fl.Federation.of(clients), algorithm, seed=seed, **chosen | settings)
 
 
@@ -90,3 +92,32 @@ def test_what_is_not_finite_stays_with_its_client():
     for a, b in zip(one.run(2), other.run(2), strict=True):
         assert a.skipped == b.skipped == [0]
     agree(other, one)
+
+
+@record
+class Elsewhere(ScaffoldGradient):
+    """Asks for the gradient at another model than the received one."""
+
+    def probe(self, view):
+        return view.grad_at(0.5 * view.w0)
+
+
+@pytest.mark.parametrize(
+    ("build", "known"),
+    [
+        (lambda lr: fl.scaffold(local=fl.sgd(lr, weight_decay=0.1), option="I"), True),
+        (fl.mime, True),
+        (lambda lr: fl.qfedavg(lr, q=1.0), False),
+        (lambda lr: replace(fl.scaffold(lr, option="I"), rules=(Elsewhere(),)), False),
+    ],
+)
+def test_gradients_at_the_received_model_are_taken_once(build, known):
+    """What rules make of them is traced; one who asks for more is asked as it is."""
+    fleet = fl.Fleet([world(build(lr), seed, feature=None) for seed, lr in enumerate((0.05, 0.1))])
+    fleet.run(3)
+    (lanes,) = fleet._runner.looks.lanes.values()
+    assert lanes._add_known.is_plain is not known
+    for seed, (trainer, lr) in enumerate(zip(fleet.trainers, (0.05, 0.1), strict=True)):
+        alone = world(build(lr), seed, feature=None, engine="reference")
+        alone.run(3)
+        agree(alone, trainer)

@@ -28,7 +28,7 @@ from undrift.core.rule import ClientView, Rule, overrides
 from undrift.core.task import Batch, Buffers, Output, Task, Vec
 from undrift.core.tree import EMPTY, Tree
 from undrift.core.views import Carry, local_loss, no_batch, silent_view, step_key, views_of
-from undrift.errors import ConfigError
+from undrift.errors import ConfigError, TaskError
 
 
 # ------------------------------------------------------------------------------- client half
@@ -153,7 +153,7 @@ def client_move(
 ) -> Carry:
     """Second half of a step: the rules' directions and the local optimizer, elementwise."""
     views = views_of(algo, task, broadcast, client, carry, batch, key)
-    g = torch.cat([found.gradient[name].reshape(-1) for name in task.names])
+    g = _as_vector(task, found.gradient)
     for rule, view in zip(algo.rules, views, strict=False):
         g = rule.direction(g, view)
     lr = algo.local.lr_at(broadcast.round, step)
@@ -226,14 +226,19 @@ def measure(
     carry: Carry,
     batch: Batch,
     piece: Tensor,
+    gradient: dict[str, Tensor] | None = None,
 ) -> tuple[Tree, ...]:
     """Evaluate `probe`, `review` or `after_round` on one piece of the client's own data.
 
     The result is multiplied by the number of examples in the piece, so that pieces add; divide
-    the sum by n_i (`mean_over_data`) to get the mean over the client's data.
+    the sum by n_i (`mean_over_data`) to get the mean over the client's data.  The local
+    objective's gradient at the received model may be known.
     """
     key = step_key(task, broadcast, client, hook, piece)
     views = views_of(algo, task, broadcast, client, carry, batch, key)
+    if gradient is not None:
+        grad_at = _known_gradient(algo, task, broadcast.w, gradient)
+        views = [view._replace(grad_at=grad_at) for view in views]
     parts = algo.parts if hook == "probe" else algo.rules
     seen = [
         getattr(p, hook)(v) if overrides(p, hook) else EMPTY
@@ -245,6 +250,23 @@ def measure(
         tree.tree_map(lambda v: torch.where(count > 0, v * count, torch.zeros_like(v)), value)
         for value in values
     )
+
+
+def _known_gradient(
+    algo: Algorithm, task: Task, at: Vec, gradient: dict[str, Tensor]
+) -> Callable[[Vec], Vec]:
+    """Stand in for `grad_at` where one gradient is known."""
+
+    def grad_at(v: Vec) -> Vec:
+        if v is not at:
+            raise TaskError("the gradient is known at the received model alone")
+        return _as_vector(task, gradient) + algo.local.decay(v)
+
+    return grad_at
+
+
+def _as_vector(task: Task, gradient: dict[str, Tensor]) -> Vec:
+    return torch.cat([gradient[name].reshape(-1) for name in task.names])
 
 
 def mean_over_data(summed: Tree, size: Tensor) -> Tree:

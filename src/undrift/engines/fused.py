@@ -58,6 +58,11 @@ class Fused:
             given = [v for i, v in enumerate(given) if self._first[i] == i]
         return rebuild(self._shape, self._made(*given))
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the function could not be traced."""
+        return self._plain
+
     def _record(self, trees: tuple[Tree, ...]) -> None:
         """Trace on copies, so that what is written in place is written once, later."""
         shape, given = structure(trees), leaves(trees)

@@ -165,18 +165,30 @@ class Group(Alike):
 
     def look(
         self, hook: str, numbers: Sequence[Tensor], broadcast: Broadcast, clients: Client,
-        carry: Carry, batch: Batch, piece: Tensor,
+        carry: Carry, batch: Batch, piece: Tensor, gradient: dict[str, Tensor] | None = None,
     ) -> tuple[Tree, ...]:  # fmt: skip
-        """Evaluate a hook on one piece of everybody's data, times its examples."""
+        """Evaluate a hook on one piece of everybody's data, times its examples.
+
+        Gradients at the received models may be known.
+        """
 
         def one(
             algo: Algorithm, sent: Broadcast, clients: Client, carry: Carry, batch: Batch,
-            piece: Tensor,
+            piece: Tensor, *known: dict[str, Tensor],
         ) -> Tree:  # fmt: skip
-            look = lambda c, at, b: measure(hook, algo, self.task, sent, c, at, b, piece)  # noqa: E731
-            return vmap(look)(clients, carry, batch)
+            def look(client: Client, at: Carry, batch: Batch, *known: dict[str, Tensor]) -> Tree:
+                return measure(hook, algo, self.task, sent, client, at, batch, piece, *known)
 
-        return self.each(one, numbers)(broadcast, clients, carry, batch, piece)
+            return vmap(look)(clients, carry, batch, *known)
+
+        known = () if gradient is None else (gradient,)
+        return self.each(one, numbers)(broadcast, clients, carry, batch, piece, *known)
+
+    def without_passes(self) -> Group:
+        """Copy it with a task that refuses to be run."""
+        twin = copy.copy(self)
+        twin.task = NoPasses.of(self.task)
+        return twin
 
     def shared_probes(self, probes: tuple[Tree, ...], size: Tensor) -> tuple[Tree, ...]:
         """Average the probes that are shared, by size."""

@@ -4,8 +4,10 @@
     python benchmarks/fleet.py --tiny                  the same code on little work, on any
 
 16 cells x 3 seeds: feddyn_cnn, 100 clients, 10 a round, 1 epoch of batch 32, client momentum 0.9,
-Dirichlet(0.1) over classes (each seed its own), random images.  Alone: the cells in `--alone`, each
-with another seed, in turns with the fleet; their mean stands for all 48.  Building is not counted.
+Dirichlet(0.1) over classes (each seed its own), random images.  Alone: the cells in `--alone`, two of
+each client rule, seeds in turns, timed in turns with the fleet; their mean stands for all 48.
+Building is not counted.  Operations count every example that is trained on, and once more where
+SCAFFOLD takes the gradient of all of a client's data.
 How far the models of both are from each other, against how far they have moved, is told after the
 first four rounds and at the end: both round differently, and on random labels that grows.
 """
@@ -29,7 +31,7 @@ from undrift.fleet import Fleet
 
 CLIENTS = ("sgd", "prox", "scaf", "nova")
 SERVERS = ("sgd", "adam", "adagrad", "yogi")
-CELLS = "sgd-sgd,prox-yogi,scaf-adam,nova-adagrad,sgd-adam,prox-sgd"  # two of each seed
+CELLS = "sgd-sgd,prox-yogi,scaf-adam,nova-adagrad,sgd-adam,prox-sgd,scaf-yogi,nova-sgd"
 
 
 def federations(args: Any) -> list[fl.Federation]:
@@ -81,6 +83,13 @@ def distances(
     return [float((a.server.w - b.server.w).norm() / (b.server.w - w).norm()) for a, b, w in trios]
 
 
+def examples(trainer: fl.Trainer, results: list[Any]) -> int:
+    """Count the examples that went forward and back in some rounds."""
+    looks = any(trainer.algorithm.uses(hook) for hook in ("probe", "review"))
+    sizes = trainer.federation.sizes
+    return (1 + looks) * sum(int(sizes[i]) for r in results for i in r.ids)
+
+
 def skipped(found: list[list[Any]]) -> int:
     """Count clients who were left out, as their numbers were not finite."""
     return sum(len(r.skipped) for results in found for r in results)
@@ -116,11 +125,12 @@ def main() -> None:
     for trainer in alone:
         trainer.run(4)
     apart_at_first = distances(twins, alone, started)
-    together, one_by_one, samples, left_out = [], [], 0, [0, 0, 0]
+    together, one_by_one, taken, seen, left_out = [], [], 0, 0, [0, 0, 0]
     for _ in range(args.turns):
         seconds, found = timed(lambda: fleet.run(args.rounds), args.device)
         together.append(seconds / args.rounds)
-        samples += sum(r.steps for results in found for r in results)
+        taken += sum(r.steps for results in found for r in results)
+        seen += sum(map(examples, fleet.trainers, found))
         left_out[0] += skipped(found)
         left_out[1] += skipped([found[i] for i in places])
         seconds, found = timed(lambda: [t.run(args.rounds) for t in alone], args.device)
@@ -128,8 +138,7 @@ def main() -> None:
         one_by_one.append(seconds / args.rounds / len(alone))
     a_round, each = statistics.median(together), statistics.median(one_by_one)
     count = len(fleet.trainers)
-    steps = samples / args.rounds / args.turns  # local steps of all clients of all experiments
-    batch = 4 if args.tiny else 32
+    rounds = args.rounds * args.turns
     result = {
         "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
         "torch": torch.__version__,
@@ -143,8 +152,9 @@ def main() -> None:
         "apart_after_4_rounds": dict(zip(cells, apart_at_first, strict=True)),
         "apart": dict(zip(cells, distances(twins, alone, started), strict=True)),
         "left_out": dict(zip(("all", "those cells together", "alone"), left_out, strict=True)),
-        "client_steps": steps,
-        "tflops_full_batches": flops * steps * batch / a_round / 1e12,
+        "client_steps": taken / rounds,  # of all clients of all experiments
+        "examples": seen / rounds,
+        "tflops": flops * seen / rounds / a_round / 1e12,
         "built_s": built,
         "host_ms": timed(fleet.advance, "cpu")[0] * 1e3,  # to queue a round
         "lanes": fleet._runner.lanes.widths if fleet._runner.lanes else None,

@@ -29,3 +29,6 @@ def _note_input(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
 
 def _note_output(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
     current_pass().notes["features"] = output
+
+
+WATCHERS = (_note_input, _note_output)  # they change nothing of what flows

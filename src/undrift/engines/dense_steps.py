@@ -34,6 +34,7 @@ def is_dense(task: Task, dims: int) -> bool:
         and all(f in known for f in (task.loss, *task.metrics.values()))
         and dims > 0
         and task.augment is None
+        and task.feature is None
         and task.seam is None
     )
 

@@ -25,6 +25,7 @@ from undrift.core.rule import overrides
 from undrift.core.task import Batch, Buffers, Task
 from undrift.core.tree import tree_map, where_rows
 from undrift.core.views import Carry, step_key
+from undrift.core.watching import WATCHERS
 from undrift.engines.head import Head
 
 STEP_HOOKS = (
@@ -73,7 +74,7 @@ def is_sequence(module: nn.Module) -> bool:
 
 def _is_plain_layer(part: nn.Module) -> bool:
     kind = getattr(part, "kind", type(part))  # prepared layers remember their class
-    hooked = any(getattr(part, hooks) for hooks in HOOKS)
+    hooked = any(h not in WATCHERS for hooks in HOOKS for h in getattr(part, hooks).values())
     changed = "forward" in vars(part) or getattr(part, "inplace", False)
     return kind in LAYERS and not hooked and not changed
 

@@ -4,8 +4,8 @@
     python benchmarks/fleet.py --tiny                  the same code on little work, on any
 
 16 cells x 3 seeds: feddyn_cnn, 100 clients, 10 a round, 1 epoch of batch 32, client momentum 0.9,
-Dirichlet(0.1) over classes (each seed its own), random images.  Alone: the cells in `--alone`, two of
-each client rule, seeds in turns, timed in turns with the fleet; their mean stands for all 48.
+Dirichlet(0.1) over classes (each seed its own), random images.  Alone: the cells in `--alone`, two
+of each client rule, seeds in turns, timed in turns with the fleet; their mean stands for all 48.
 Building is not counted.  Operations count every example that is trained on, and once more where
 SCAFFOLD takes the gradient of all of a client's data.
 How far the models of both are from each other, against how far they have moved, is told after the

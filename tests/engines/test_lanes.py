@@ -83,7 +83,8 @@ BUILDS = [
 @pytest.mark.parametrize(
     ("builds", "large"),  # bytes of what is copied by a table; the rest is left to torch
     [
-        *((builds, copies.LARGE) for builds in (BUILDS[:1], BUILDS[-1:], BUILDS)),
+        *((builds, copies.LARGE) for builds in (BUILDS[:1], BUILDS[-1:])),
+        pytest.param(BUILDS, copies.LARGE, marks=pytest.mark.slow),
         (BUILDS[:2], 1),
     ],
 )

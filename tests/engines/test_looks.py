@@ -46,7 +46,6 @@ BUILDS = [
 @pytest.mark.parametrize(
     "builds",
     [
-        BUILDS[:1],
         BUILDS[2:3],
         BUILDS[3:4],
         BUILDS[:2],

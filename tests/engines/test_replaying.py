@@ -65,7 +65,7 @@ def test_replayed_rounds_are_those_of_the_reference(name, recorded):
     [
         (skewed, LOOKING[:1]),
         (skewed, LOOKING[3:4]),
-        (skewed, LOOKING),
+        pytest.param(skewed, LOOKING, marks=pytest.mark.slow),
         (unequal, UNEQUAL[:1]),
         (unequal, UNEQUAL[-1:]),
         pytest.param(unequal, UNEQUAL, marks=pytest.mark.slow),

@@ -248,7 +248,10 @@ def fleets() -> str:
     steps = sum(n for name, n, _ in found["profile"] if name == "thin_convolve")
     moved = 4 * FEDDYN_CNN * PASSES_OF_THE_GRID * sum(found["lanes"]) * steps
     least = moved / rounds["ceilings"]["bytes"] * 1e3
-    rate = found.get("tflops", found.get("tflops_full_batches"))
+    if "tflops" in found:
+        rate = f"{found['tflops']:.0f} TFLOP/s"
+    else:  # an older record
+        rate = f"{found['tflops_full_batches']:.0f} TFLOP/s if a client's last batch counts as full"
     return f"""## Experiments as one batch
 
     python benchmarks/fleet.py --precision {found["precision"]} --json fleet.json      # {found["device"]}, torch {found["torch"]}
@@ -256,7 +259,7 @@ def fleets() -> str:
 The 16 cells of ComFed's grid x 3 seeds on CIFAR-10's set-up (feddyn_cnn, 10 of 100 clients a round,
 one epoch of batch 32, client momentum 0.9, Dirichlet(0.1) over classes): {found["experiments"]} experiments as one batch take
 {found["ms_together"]:.0f} ms a round, one alone {found["ms_alone_each"]:.1f} ms: **{found["times_faster"]:.1f}x** faster than one after the other
-({rate:.0f} TFLOP/s). Building takes {found["built_s"]:.0f} s once. In one profiled round, of other cohorts than the mean, kernels of layers take
+({rate}; alone are timed {", ".join(found["apart"])}). Building took {found["built_s"]:.0f} s, with compiled kernels on the disk. In one profiled round, of other cohorts than the mean, kernels of layers take
 {sums["layers"]:.0f} ms, the algebra {sums["algebra"]:.0f} (it moves {PASSES_OF_THE_GRID} numbers for every weight and step: {least:.0f} ms at the rate of a large copy), everything else
 {sums["rest"]:.0f}; experiments whose clients do different things run side by side, so these overlap.
 """

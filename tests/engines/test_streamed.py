@@ -129,7 +129,8 @@ def test_held_out_examples_may_lie_in_a_file() -> None:
     tests = trainer.federation
     inside = fl.Federation.of([c.tensors for c in clients()])
     judged = trainer.evaluate(tests.x, tests.y, batch=5)
-    assert judged == trainer.evaluate(inside.x, inside.y, batch=5)
+    # a batch in memory is a view: where it begins in a line of the cache may change the rounding
+    assert judged == pytest.approx(trainer.evaluate(inside.x, inside.y, batch=5), rel=1e-6)
 
 
 @pytest.mark.parametrize("keep", ["memory", "disk"])

@@ -105,6 +105,21 @@ def test_other_modes(channels, device, used):
     assert used == ["convolve", "gradients"] * 4
 
 
+@pytest.mark.parametrize("channels", [3, 5])
+@pytest.mark.parametrize("name", ["pool", "both", "relu"])
+def test_planes_are_the_same_values_where_flatten_wants_them(name, channels, device):
+    operand = operands(channels, device, C)
+    shape, found = SHAPES[name], []
+    for planes in (False, True):
+        how = Way("triton", "float32", planes=planes)
+        w, b, x = (t.clone().requires_grad_() for t in operand)
+        y = vmap(lambda w, b, x, how=how: convolve(x, w, b, shape, how))(w, b, x)
+        assert not (planes and shape.pool) or y.is_contiguous()
+        (y.flatten(2) * torch.arange(y[0, 0].numel(), device=device)).sum().backward()
+        found.append((y, w.grad, b.grad, x.grad))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 def test_between_two_layers_activations_stay_narrow(device):
     w, b, x = operands(3, device, C)
     again = operands(6, device, C)

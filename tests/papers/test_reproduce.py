@@ -76,7 +76,8 @@ def test_only_some_methods(small):
 
 
 def test_another_reading_is_an_alternative(small):
-    assert main([*FAST, "small-slow", "algorithm.mu=0.5", "--only", "fedprox"]) == 0
+    settings = ["--only", "fedprox", "--seeds", "2", "algorithm.mu=0.5"]  # after options, too
+    assert main([*FAST, "small-slow", *settings]) == 0
     found = read_records(small / "reproductions/small.json")
     assert not found["cells"]
     (one,) = found["alternatives"]

@@ -218,6 +218,8 @@ def test_rfedavgs_q_fedavg(mlp):
     below("q 0", gap(trained(mlp, zero), plain), 1e-12)
     one = fl.Algorithm((), STEADY, compat.QFairFree(q=1.0, lipschitz=10.0))
     above("q 1", gap(trained(mlp, one), trained(mlp, fl.qfedavg(q=1.0, local=STEADY))), 1e-4)
+    assert fl.qfedavg(0.1, lipschitz=10.0, free=True).aggregate == one.aggregate
+    assert fl.qfedavg(0.1, free=True).aggregate == compat.QFairFree(1.0, 1.0)
 
 
 def test_a_large_batch_of_features_is_all_of_them():

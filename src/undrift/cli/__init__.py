@@ -79,12 +79,13 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Let settings stand anywhere: argparse wants them together."""
     made = parser()
     chosen, rest = made.parse_known_args(arguments)
-    settings = [a for a in rest if not a.startswith("-") and "changes" in chosen]
+    room = next((name for name in ("changes", "names") if name in chosen), None)
+    settings = [a for a in rest if room and not a.startswith("-")]
     strange = [a for a in rest if a not in settings]
     if strange:
         made.error(f"unknown arguments: {' '.join(strange)}")
-    if settings:
-        chosen.changes = [*chosen.changes, *settings]
+    if room and settings:
+        setattr(chosen, room, [*getattr(chosen, room), *settings])
     return chosen
 
 

@@ -44,16 +44,21 @@ def run_sequence(
         if block is None:
             x = layers[at - 1](x)
         else:
-            x = run_block(block, x, seam, descent, narrow=_feeds_seam(layers[at:]))
+            flat = at < len(layers) and _kind(layers[at]) is nn.Flatten
+            x = run_block(block, x, seam, descent, narrow=_feeds_seam(layers[at:]), flat=flat)
     return x
 
 
 def run_block(
-    block: Block, x: Tensor, seam: Seam, descent: Descent | None, narrow: bool = False
-) -> Tensor:
-    """Compute a block; `narrow` leaves the result as the next layer of the seam reads it."""
+    block: Block, x: Tensor, seam: Seam, descent: Descent | None, narrow: bool = False,
+    flat: bool = False,
+) -> Tensor:  # fmt: skip
+    """Compute a block; `narrow` leaves the result as the next layer of the seam reads it.
+
+    `flat`: what comes next reads channel after channel.
+    """
     layer: Any = block.layer
-    how = seam.way(layer._place.name, narrow, descent)
+    how = seam.way(layer._place.name, narrow, descent)._replace(planes=flat or not narrow)
     if isinstance(layer, nn.Linear):
         return dense(x, layer.weight, layer.bias, how)
     single = x.dim() == 3  # one image: torch takes it so

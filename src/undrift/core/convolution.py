@@ -238,5 +238,6 @@ def _problem(x: Tensor, source: _Input, w: Tensor, bias: bool, shape: ConvShape,
     problem = Problem(
         len(w), x.shape[1], height, width, channels, w.shape[1], (w.shape[3], w.shape[4]),
         shape.padding, shape.dilation, bias, shape.relu, shape.pool, how.precision, how.narrow,
+        how.planes,
     )  # fmt: skip
     return problem if takes(problem) else None

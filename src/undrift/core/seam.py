@@ -25,6 +25,7 @@ class Way(NamedTuple):
     narrow: bool = False  # leave the output in the operand type: the next layer reads it so
     descent: Descent | None = None  # take the SGD step while going back
     history: History | None = None  # with a descent: remember the step instead, see core/history.py
+    planes: bool = False  # a convolution's output is best when each channel lies together
 
 
 @dataclass(frozen=True)

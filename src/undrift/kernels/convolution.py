@@ -1,7 +1,8 @@
 """A cohort's convolution and its gradients, by the kernels.
 
 Shapes.  x [C, B, ci, H, W], w [C, co, ci, kh, kw] (rows may lie far apart), b [C, co]; memory of
-activations is [C, B, H, W, channels], whatever order the shape has.
+activations is [C, B, H, W, channels], whatever order the shape has, unless a problem asks for
+planes: then its output is [C, B, channels, H, W].
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from undrift.kernels.tuner import Configuration, configuration, on_device
 def convolve(p: Problem, x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Give (y [C, B, co, h, w], places of pooled values or empty, x repacked or empty)."""
     with on_device(x):
-        y = torch.empty((p.clients, p.batch, *p.output, p.outputs), dtype=p.result, device=x.device)
-        place = torch.empty(
-            y.shape if p.pool else (p.clients, 0), dtype=torch.int8, device=x.device
-        )
         form = thin(p)
+        p = p._replace(planes=p.planes and p.pool and form is None)
+        last = (p.clients, p.batch, *p.output, p.outputs)
+        plane = (p.clients, p.batch, p.outputs, *p.output)
+        y = torch.empty(plane if p.planes else last, dtype=p.result, device=x.device)
+        place = torch.empty(last if p.pool else (p.clients, 0), dtype=torch.int8, device=x.device)
         if form is None:
             _convolve_general(p, x, w, b, y, place)
             packed = x.new_empty((p.clients, 0))
         else:
             packed = _convolve_thin(p, form, x, w, b, y, place)
-        return y.permute(0, 1, 4, 2, 3), place, packed
+        return y if p.planes else y.permute(0, 1, 4, 2, 3), place, packed
 
 
 def gradients(
@@ -116,6 +118,7 @@ def _packed_weights(p: Problem, w: Tensor, mirror: bool) -> Tensor:
 
 def _convolution_config(p: Problem, device: torch.device, mirror: bool) -> Configuration:
     name = "input gradient" if mirror else "convolution"
+    p = p._replace(planes=False)  # where results lie is not what is tuned
     options = candidates.for_convolution(p)
     return configuration(name, p, device, options, lambda: trials.convolution(p, device, mirror))
 

@@ -36,7 +36,10 @@ def convolve(
     p: Problem, config: Configuration, x: Tensor, weights: Tensor, bias: Tensor | None, y: Tensor,
     place: Tensor,
 ) -> Launch:  # fmt: skip
-    """Convolve x [C, B, H, W, ci] with packed weights into y, and into `place` where pooled."""
+    """Convolve x [C, B, H, W, ci] with packed weights into y, and into `place` where pooled.
+
+    y is [C, B, h, w, co], or with planes [C, B, co, h, w].
+    """
     rows, columns = p.between
     if p.pool:
         tiles = _tiles(p.batch * p.output[0] * p.output[1] * 4, config["BM"])
@@ -47,7 +50,7 @@ def convolve(
     grid = (tiles * _tiles(p.outputs, config["BN"]), p.clients)
     constants = dict(
         _geometry(p), ROWS=p.rows, DEPTH=p.depth, BIAS=bias is not None, RELU=p.relu, POOL=p.pool,
-        PRECISION=ROUNDING[p.precision], **config,
+        PLANES=p.planes, PRECISION=ROUNDING[p.precision], **config,
     )  # fmt: skip
     arguments = (x, weights, y if bias is None else bias, y, place, p.batch)
     return Launch(convolution.convolve, grid, arguments, constants)
@@ -211,14 +214,13 @@ def sum_pairs(
     rates: Rates | None = None,
 ) -> Launch:  # fmt: skip
     """Add partial sums of pairs up into w and b; with rates these take a step instead."""
-    block = 256
+    rows = max(1, 512 // form.depth)
     numbers, flags = _step(rates)
     bias = w if b is None else b
-    size = p.outputs * (p.inputs * p.taps + 1)
     constants = dict(
         CI=p.inputs, CO=p.outputs, KH=p.kernel[0], KW=p.kernel[1], DEPTH=form.depth,
-        BIAS=b is not None, BN=config["BN"], SPLIT=config["SPLIT"], BLOCK=block, num_warps=4,
+        BIAS=b is not None, BN=config["BN"], SPLIT=config["SPLIT"], ROWS=rows, num_warps=4,
         **flags,
     )  # fmt: skip
     arguments = (parts, w, bias, *numbers, p.clients, w.stride(0), bias.stride(0))
-    return Launch(thin.sum_pairs, (_tiles(size, block), p.clients), arguments, constants)
+    return Launch(thin.sum_pairs, (_tiles(p.outputs, rows), p.clients), arguments, constants)

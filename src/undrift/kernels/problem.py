@@ -47,6 +47,7 @@ class Problem(NamedTuple):
     pool: bool = False
     precision: str = "float32"
     narrow: bool = False  # the output stays in the operand type
+    planes: bool = False  # a channel of a pooled output lies together, as `flatten` reads it
 
     @property
     def operand(self) -> torch.dtype:

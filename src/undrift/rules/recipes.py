@@ -12,7 +12,7 @@ from undrift.core.tree import replace
 from undrift.errors import ConfigError, unknown_name
 from undrift.rules.adabest import AdaBest
 from undrift.rules.client import Prox, Scaffold
-from undrift.rules.compat import AverageOptimizer, KeepOptimizer, MoonRounds
+from undrift.rules.compat import AverageOptimizer, KeepOptimizer, MoonRounds, QFairFree
 from undrift.rules.contrast import Moon
 from undrift.rules.dual_recipes import UNIFORM, fedadmm, feddc, feddyn, fedpd, vrlsgd
 from undrift.rules.fair import QFair
@@ -169,10 +169,15 @@ def qfedavg(
     *,
     q: float = 1.0,
     lipschitz: float | None = None,
+    free: bool = False,
     local: Sgd | None = None,
 ) -> Algorithm:
-    """q-FedAvg (Li et al. 2020); `lipschitz` None is 1 / lr."""
-    return Algorithm((), local_of(lr, local), QFair(q, lipschitz))
+    """q-FedAvg (Li et al. 2020); `lipschitz` None is 1 / lr.
+
+    `free`: another h_i, and `lipschitz` None is 1, as in rFedAvg's code (`compat.QFairFree`).
+    """
+    L = 1.0 if free and lipschitz is None else lipschitz
+    return Algorithm((), local_of(lr, local), QFairFree(q, L) if free else QFair(q, L))
 
 
 def qfedsgd(lr: float | None = None, *, q: float = 1.0, local: Sgd | None = None) -> Algorithm:

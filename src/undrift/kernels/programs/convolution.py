@@ -19,8 +19,8 @@ def convolve(
     HO: tl.constexpr, WO: tl.constexpr, CO: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     DH: tl.constexpr, DW: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
-    BIAS: tl.constexpr, RELU: tl.constexpr, POOL: tl.constexpr, PRECISION: tl.constexpr,
-    BY_ROW: tl.constexpr, QUAD_FIRST: tl.constexpr,
+    BIAS: tl.constexpr, RELU: tl.constexpr, POOL: tl.constexpr, PLANES: tl.constexpr,
+    PRECISION: tl.constexpr, BY_ROW: tl.constexpr, QUAD_FIRST: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """y = pool(relu(x * weights + bias)); weights are packed as [client, ROWS, DEPTH].
@@ -28,6 +28,7 @@ def convolve(
     BY_ROW: a program stays in one row of every image, so that taps outside of it are skipped
     instead of multiplied by zeros; needs CI to be a multiple of BK.  QUAD_FIRST: how the four
     members of a pooled cell are ordered in a tile, which decides in whose registers they meet.
+    PLANES: pooled values are stored channel by channel, their places as ever.
     """
     COLUMNS: tl.constexpr = (CO + BN - 1) // BN
     PADDED: tl.constexpr = (PH > 0) or (PW > 0)
@@ -119,6 +120,10 @@ def convolve(
         kept = (to < cells)[:, None] & (n < CO)[None, :]
         at = client * (cells * CO) + to[:, None] * CO + n[None, :]
         tl.store(place + at, origin.to(tl.int8), mask=kept)
+        if PLANES:
+            plane = to // (HY * WY) * CO
+            at = (plane[:, None] + n[None, :]) * (HY * WY) + (to % (HY * WY))[:, None]
+            at += client * (cells * CO)
     else:
         value = total
         if BY_ROW:

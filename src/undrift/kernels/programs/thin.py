@@ -191,30 +191,32 @@ def sum_pairs(
     parts, w, b, lr, keep, clients, w_client, b_client,
     CI: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     DEPTH: tl.constexpr, BIAS: tl.constexpr, MOVE: tl.constexpr, RATES: tl.constexpr,
-    KEEPS: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr,
+    KEEPS: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Add splits and sides up: w[client, co, ci, kh, kw] and, from the channel of ones, b.
 
+    In the order in which parts lie, so that loads are whole lines; the few stores are scattered.
     MOVE: w and b take an SGD step instead.
     """
     LINE: tl.constexpr = (KW + 1) * 4
-    SIZE: tl.constexpr = CO * CI * KH * KW
     BLOCKS: tl.constexpr = (CO + BN - 1) // BN
     client = tl.program_id(1).to(tl.int64)
-    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    is_bias = e >= SIZE
-    co = tl.where(is_bias, e - SIZE, e // (CI * KH * KW))
-    ci = tl.where(is_bias, 3, e // (KH * KW) % CI)
-    kh = tl.where(is_bias, 0, e // KW % KH)
-    kw = tl.where(is_bias, 0, e % KW)
-    real = e < SIZE + CO
-    left = ((co // BN) * (2 * BN) + co % BN) * DEPTH + kh * LINE + kw * 4 + ci
-    total = tl.zeros((BLOCK,), tl.float32)
+    co = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    k = tl.arange(0, DEPTH)
+    kh = k // LINE
+    kw = k % LINE // 4
+    ci = k % 4
+    tap = (co < CO)[:, None] & ((kh < KH) & (kw < KW))[None, :]
+    left = (((co // BN) * (2 * BN) + co % BN) * DEPTH)[:, None] + k[None, :]
+    total = tl.zeros((ROWS, DEPTH), tl.float32)
     for split in range(SPLIT):
         start = parts + (split * clients + client) * (BLOCKS * 2 * BN * DEPTH)
-        total += tl.load(start + left, mask=real, other=0.0)
-        total += tl.load(start + left + BN * DEPTH + 4, mask=real, other=0.0)
+        total += tl.load(start + left, mask=tap, other=0.0)
+        total += tl.load(start + left + BN * DEPTH + 4, mask=tap, other=0.0)
     rate, kept = step_of(lr, keep, client, MOVE, RATES, KEEPS)
-    settle(w + client * w_client + e, total, e < SIZE, rate, kept, MOVE)
+    to = (co * (CI * KH * KW))[:, None] + (ci * (KH * KW) + kh * KW + kw)[None, :]
+    settle(w + client * w_client + to, total, tap & (ci < CI)[None, :], rate, kept, MOVE)
     if BIAS:
-        settle(b + client * b_client + co, total, is_bias & real, rate, kept, MOVE)
+        one = tap & ((ci == 3) & (kh == 0) & (kw == 0))[None, :]
+        shift = b + client * b_client + co[:, None] + 0 * k[None, :]
+        settle(shift, total, one, rate, kept, MOVE)

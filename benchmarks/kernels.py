@@ -291,7 +291,7 @@ def measure_linear(problem: LinearProblem, precision: str) -> dict[str, Any]:
         g.double().sum(1),
     ]
     errors = [trials.relative(a, r) for a, r in zip([y, *made], right, strict=True)]
-    gx = linear.descend(p, g, x, w, b, rates, 1.0, True, wide)
+    gx = linear.descend(p, g, x, w, b, (rates, 1.0), True, wide)
     moved = (old - matrix)[:, :size].unflatten(1, (p.outputs, p.inputs))
     errors += [trials.relative(gx, right[1]), trials.relative(moved, 0.01 * right[2])]
     row: dict[str, Any] = dict(
@@ -299,7 +299,7 @@ def measure_linear(problem: LinearProblem, precision: str) -> dict[str, Any]:
         errors=errors, right=max(errors) < 3 * BOUNDS[precision],
         forward=time_of(lambda: linear.forward(p, x, w, b, wide)),
         backward=time_of(lambda: linear.backward(p, g, x, w, some, kind)),
-        descend=time_of(lambda: linear.descend(p, g, x, w, b, rates, 1.0, True, kind)),
+        descend=time_of(lambda: linear.descend(p, g, x, w, b, (rates, 1.0), True, kind)),
         torch_forward=time_of(lambda: multiply(x, w.to(kind).transpose(1, 2), precision)),
         torch_backward=time_of(lambda: (
             multiply(g.to(kind), w.to(kind), precision),

@@ -10,11 +10,11 @@ from torch.nn import functional as F
 
 pytest.importorskip("triton", reason="the kernels need triton")
 
-from undrift.core.blocks import moving
+from undrift.core.blocks import find_block, moving
 from undrift.core.convolution import Seam, Way
 from undrift.core.dense import dense
 from undrift.core.linear import Descent, take_step
-from undrift.core.ops import Pass
+from undrift.core.ops import Pass, prepare
 from undrift.core.task import Task
 from undrift.kernels import linear
 from undrift.kernels.linear import LinearProblem
@@ -76,6 +76,48 @@ def test_every_mode(precision, device):
     assert distance([shared], [other]) <= BOUND[precision]
 
 
+@pytest.mark.parametrize("precision", ["float32", "fp16", "tf32"])
+@pytest.mark.parametrize("name", ["triton", "grouped"])
+def test_a_relu_before_a_layer_is_the_same_to_the_bit(name, precision, device):
+    matrix, x = rows_of(C, 4 * 9 + 4, device=device), rows_of(C, 3, 9, device=device)
+    w, b = matrix[:, :36].view(C, 4, 9), matrix[:, -4:]
+    x[0, 0, 0], x[1, 2, 3] = 0.0, 1e-9  # no slope; one that fp16 does not hold
+
+    def mine(w, b, x):
+        return (dense(x, w, b, Way(name, precision, rectify=True)) ** 2).sum()
+
+    def torchs(w, b, x):
+        return (dense(x.relu(), w, b, Way(name, precision)) ** 2).sum()
+
+    found, wanted = (vmap(grad(f, (0, 1, 2)))(w, b, x) for f in (mine, torchs))
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+    assert bool((found[2] == 0).any()) and float(found[2][1, 2, 3]) != 0
+    descended = []
+    for rectify in (True, False):
+        own, rows = matrix.clone(), x.clone().requires_grad_()
+        w, b = own[:, :36].view(C, 4, 9).requires_grad_(), own[:, -4:].requires_grad_()
+        how = Way(name, precision, descent=Descent(0.5, 0.9), rectify=rectify)
+        vmap(lambda w, b, x, how=how: dense(x if how.rectify else x.relu(), w, b, how))(
+            w, b, rows
+        ).square().sum().backward()
+        descended.append((own.detach(), rows.grad))
+    assert all(torch.equal(one, other) for one, other in zip(*descended, strict=True))
+    assert not torch.equal(descended[0][0], matrix)
+
+
+def test_a_relu_goes_with_the_linear_layer_behind_it():
+    layers = [*prepare(network()).children()]
+    blocks = [find_block(layers, at) for at in (4, 5, 6, 7, 8)]
+    assert [b and (b.relu, b.length) for b in blocks] == [
+        None, None, (False, 1), (True, 2), (False, 1)
+    ]  # fmt: skip
+    seen = layers[7].register_forward_hook(lambda *_: None)
+    assert find_block(layers, 7) is None, "somebody looks at what comes out of the ReLU"
+    seen.remove()
+    layers[8].register_forward_hook(lambda *_: None)
+    assert find_block(layers, 7) is None, "or at what goes into the layer"
+
+
 def test_many_rows_are_left_to_torch(monkeypatch, device):
     monkeypatch.setattr(linear, "forward", None)
     x, w = rows_of(200, 4, device=device), rows_of(3, 4, device=device)
@@ -133,7 +175,7 @@ def test_a_client_that_stands_still_may_have_any_gradient(device):
     g[1].fill_(float("nan"))
     rates = torch.tensor([0.1, 0.0], device=device)
     before = w.clone(), b.clone()
-    linear.descend(p, g, x, w, b, rates, 1.0, False, torch.float32)
+    linear.descend(p, g, x, w, b, (rates, 1.0), False, torch.float32)
     assert torch.equal(w[1], before[0][1])
     assert torch.equal(b[1], before[1][1])
     assert distance([w[:1]], [before[0][:1] - 0.1 * g[:1].transpose(1, 2) @ x[:1]]) <= 1e-6

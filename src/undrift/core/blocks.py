@@ -1,7 +1,8 @@
 """Layers that a seam computes: a convolution with what follows it, and linear layers.
 
-A sequence looks ahead.  Conv2d with a ReLU and a 2x2 max-pool behind it becomes one op, and between
-two layers of the seam activations stay in the operand type.  A layer with hooks is always called
+A sequence looks ahead.  Conv2d with a ReLU and a 2x2 max-pool behind it becomes one op, so does a
+Linear with a ReLU before it, and between two layers of the seam activations stay in the operand
+type.  A layer with hooks is always called
 itself, on float32, and what leaves the seam is float32 in torch's usual order of memory.
 """
 
@@ -28,7 +29,7 @@ class Block(NamedTuple):
     """A layer of the seam and what is computed with it."""
 
     layer: nn.Module
-    relu: bool = False
+    relu: bool = False  # behind a convolution, before a linear layer
     pool: bool = False
     length: int = 1  # how many layers of the sequence it stands for
 
@@ -60,7 +61,7 @@ def run_block(
     layer: Any = block.layer
     how = seam.way(layer._place.name, narrow, descent)._replace(planes=flat or not narrow)
     if isinstance(layer, nn.Linear):
-        return dense(x, layer.weight, layer.bias, how)
+        return dense(x, layer.weight, layer.bias, how._replace(rectify=block.relu))
     single = x.dim() == 3  # one image: torch takes it so
     y = convolve(
         x[None] if single else x, layer.weight, layer.bias,
@@ -81,7 +82,12 @@ def moving(module: nn.Module) -> set[str]:
 def find_block(layers: Sequence[nn.Module], at: int) -> Block | None:
     """Find out whether a layer is the seam's, and how many of the next ones go with it."""
     layer = layers[at]
-    if not takes(layer) or _is_hooked(layer):
+    if _is_hooked(layer):
+        return None
+    if _is_relu(layer) and at + 1 < len(layers) and isinstance(layers[at + 1], nn.Linear):
+        linear = find_block(layers, at + 1)
+        return linear and linear._replace(relu=True, length=2)
+    if not takes(layer):
         return None
     relu = pool = False
     length = 1

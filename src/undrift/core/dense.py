@@ -66,15 +66,15 @@ class _Dense(torch.autograd.Function):
         kind = operand_type(how.precision, w.dtype)
         result, none = kind if how.narrow else w.dtype, w.new_empty((len(w), 0))
         if _is_remembered(x, how):
-            y, operand = _history(how).forward(x, b, result)
+            y, operand = _history(how).forward(_rectified(x, how), b, result)
             return y, none if operand is x else operand
         problem = _problem(x, w, how)
         if problem is not None:
             from undrift.kernels import linear
 
-            return linear.forward(problem, x, w, b, result), none
+            return linear.forward(problem, x, w, b, result, how.rectify), none
         operand = w.to(kind)
-        y = multiply(x.to(kind), operand.transpose(1, 2), how.precision)
+        y = multiply(_rectified(x, how).to(kind), operand.transpose(1, 2), how.precision)
         if b is not None:
             y = y + b[:, None]
         return y.to(result), none if operand is w or how.descent else operand
@@ -123,7 +123,7 @@ class _DenseGradient(torch.autograd.Function):
         if problem is not None and needs[1]:
             from undrift.kernels import linear
 
-            return tuple(linear.backward(problem, g, x, w, needs, dtypes[0]))
+            return tuple(linear.backward(problem, g, x, w, needs, dtypes[0], how.rectify))
         return _gradients(g, x, w, how, dtypes, needs)
 
     @staticmethod
@@ -149,9 +149,10 @@ def _gradients(
     kind = operand_type(how.precision, dtypes[1])
     narrow, found = g.to(kind), []
     if needs[0]:
-        found.append(multiply(narrow, w.to(kind), how.precision))
+        found.append(_unrectified(multiply(narrow, w.to(kind), how.precision), x, how))
     if needs[1]:
-        found.append(multiply(narrow.transpose(1, 2), x.to(kind), how.precision))
+        inputs = _rectified(x, how).to(kind)
+        found.append(multiply(narrow.transpose(1, 2), inputs, how.precision))
     if needs[2]:
         found.append(g.sum(1, dtype=dtypes[2]))
     kinds = [d for d, need in zip(dtypes, needs, strict=True) if need]
@@ -169,7 +170,8 @@ def _descended(
     if problem is not None:
         from undrift.kernels import linear
 
-        return linear.descend(problem, g, x, w, bias, descent.lr, descent.keep, by_input, x.dtype)
+        rates = (descent.lr, descent.keep)
+        return linear.descend(problem, g, x, w, bias, rates, by_input, x.dtype, how.rectify)
     needs = (by_input, True, b is not None)
     found = list(_gradients(g, x, w, how, (x.dtype, w.dtype, w.dtype), needs))
     back = found.pop(0) if by_input else None
@@ -177,6 +179,15 @@ def _descended(
         if held is not None:
             take_step(held, gradient, descent)
     return back
+
+
+def _rectified(x: Tensor, how: Way) -> Tensor:
+    return x.relu() if how.rectify else x
+
+
+def _unrectified(g: Tensor, x: Tensor, how: Way) -> Tensor:
+    """Bring a gradient back through ReLU; x from before or behind it."""
+    return torch.where(x <= 0, 0.0, g).to(g.dtype) if how.rectify else g
 
 
 def _is_remembered(x: Tensor, how: Way) -> bool:
@@ -193,7 +204,8 @@ def _remembered(ctx: Any, g: Tensor, by_input: bool) -> Tensor | None:
     (x,), how, (kind, wide, _) = ctx.saved_tensors, ctx.how, ctx.dtypes
     if ctx.bias is not None:
         take_step(ctx.bias.data, g.sum(1, dtype=wide), how.descent)
-    return _history(how).backward(g, x, kind if by_input else None)
+    back = _history(how).backward(g, x, kind if by_input else None)
+    return None if back is None else _unrectified(back, x, how)
 
 
 def _problem(x: Tensor, w: Tensor, how: Way) -> Any:

@@ -26,6 +26,7 @@ class Way(NamedTuple):
     descent: Descent | None = None  # take the SGD step while going back
     history: History | None = None  # with a descent: remember the step instead, see core/history.py
     planes: bool = False  # a convolution's output is best when each channel lies together
+    rectify: bool = False  # a linear layer's input goes through ReLU first
 
 
 @dataclass(frozen=True)

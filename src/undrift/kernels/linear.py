@@ -70,23 +70,24 @@ def _constants(p: LinearProblem, kind: torch.dtype, config: Configuration) -> di
 
 # --------------------------------------------------------------------------------------- forward
 def forward(
-    p: LinearProblem, x: Tensor, w: Tensor, b: Tensor | None, result: torch.dtype
-) -> Tensor:
-    """Give y = x w^T + b in the type `result`."""
+    p: LinearProblem, x: Tensor, w: Tensor, b: Tensor | None, result: torch.dtype,
+    rectify: bool = False,
+) -> Tensor:  # fmt: skip
+    """Give y = x w^T + b in the type `result`; `rectify`: of relu(x)."""
     with on_device(x):
         x = x if x.stride(2) == 1 else x.contiguous()
         config = configuration(
             "linear", p, x.device, _forward_candidates(p), lambda: _forward_trial(p, x.device)
         )
         y = torch.empty((p.clients, p.rows, p.outputs), dtype=result, device=x.device)
-        for launch in _forward_launches(p, config, x, w, b, y, None):
+        for launch in _forward_launches(p, config, x, w, b, y, None, rectify):
             launch.run()
         return y
 
 
 def _forward_launches(
     p: LinearProblem, config: Configuration, x: Tensor, w: Tensor, b: Tensor | None, y: Tensor,
-    parts: Tensor | None,
+    parts: Tensor | None, rectify: bool = False,
 ) -> list[Launch]:  # fmt: skip
     split, bias = config["SPLIT"], y if b is None else b
     if parts is None:
@@ -95,7 +96,7 @@ def _forward_launches(
     product = Launch(
         programs.linear, (-(-p.outputs // config["BO"]), p.clients, split),
         (x, w, bias, y if split == 1 else parts, p.clients, p.rows, *strides),
-        dict(_constants(p, p.operand, config), BIAS=b is not None),
+        dict(_constants(p, p.operand, config), BIAS=b is not None, RECTIFY=rectify),
     )  # fmt: skip
     if split == 1:
         return [product]
@@ -150,20 +151,24 @@ def _forward_trial(p: LinearProblem, device: torch.device) -> Trial:
 
 # -------------------------------------------------------------------------------------- backward
 def backward(
-    p: LinearProblem, g: Tensor, x: Tensor, w: Tensor, needs: Sequence[bool], result: torch.dtype
-) -> list[Tensor]:
-    """Give the gradients by x (in the type `result`), w and b that are needed."""
+    p: LinearProblem, g: Tensor, x: Tensor, w: Tensor, needs: Sequence[bool], result: torch.dtype,
+    rectify: bool = False,
+) -> list[Tensor]:  # fmt: skip
+    """Give the gradients by x (in the type `result`), w and b that are needed.
+
+    `rectify`: what was multiplied is relu(x).
+    """
     with on_device(g):
         g, x = g.contiguous(), x if x.stride(2) == 1 else x.contiguous()
         gx, dw, db = _outputs(p, g.device, result)
         config = _backward_config(p, g.device, move=False)
-        _backward_launch(p, config, g, x, w, gx, dw, db, needs).run()
+        _backward_launch(p, config, g, x, w, gx, dw, db, needs, rectify=rectify).run()
         return [t for t, need in zip((gx, dw, db), needs, strict=True) if need]
 
 
 def descend(
-    p: LinearProblem, g: Tensor, x: Tensor, w: Tensor, b: Tensor | None, lr: Rate, keep: Rate,
-    by_input: bool, result: torch.dtype,
+    p: LinearProblem, g: Tensor, x: Tensor, w: Tensor, b: Tensor | None, rates: tuple[Rate, Rate],
+    by_input: bool, result: torch.dtype, rectify: bool = False,
 ) -> Tensor | None:  # fmt: skip
     """Move w and b by an SGD step, in place; give the gradient by x if it is needed."""
     with on_device(g):
@@ -172,7 +177,7 @@ def descend(
         gx = torch.empty(size, dtype=result, device=g.device)
         bias, needs = w if b is None else b, (by_input, True, b is not None)
         config = _backward_config(p, g.device, move=True)
-        _backward_launch(p, config, g, x, w, gx, w, bias, needs, (lr, keep)).run()
+        _backward_launch(p, config, g, x, w, gx, w, bias, needs, rates, rectify).run()
         return gx if by_input else None
 
 
@@ -199,6 +204,7 @@ def _half(p: LinearProblem) -> torch.dtype:
 def _backward_launch(
     p: LinearProblem, config: Configuration, g: Tensor, x: Tensor, w: Tensor, gx: Tensor,
     dw: Tensor, b: Tensor, needs: Sequence[bool], rates: tuple[Rate, Rate] | None = None,
+    rectify: bool = False,
 ) -> Launch:  # fmt: skip
     lr, keep = rates or (0.0, 1.0)
     half = p.precision == "tf32"
@@ -208,7 +214,7 @@ def _backward_launch(
     constants = dict(
         _constants(p, _half(p), config), BY_INPUT=bool(needs[0]), BIAS=bool(needs[2]),
         MOVE=rates is not None, RATES=isinstance(lr, Tensor), KEEPS=isinstance(keep, Tensor),
-        HALF=half,
+        HALF=half, RECTIFY=rectify,
     )  # fmt: skip
     grid = (-(-p.inputs // config["BI"]), p.clients)
     return Launch(programs.linear_backward, grid, arguments, constants)

@@ -13,11 +13,14 @@ from undrift.kernels.programs.step import settle, step_of
 @triton.jit(do_not_specialize=["clients", "R"])
 def linear(
     x, w, bias, y, clients, R, x_client, x_row, w_client, b_client,
-    IN: tl.constexpr, OUT: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr,
-    PRECISION: tl.constexpr, SPLIT: tl.constexpr, BR: tl.constexpr, BO: tl.constexpr,
-    BK: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, BIAS: tl.constexpr, RECTIFY: tl.constexpr,
+    KIND: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr, BR: tl.constexpr,
+    BO: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """y[client, row, o] = x w^T + bias; SPLIT > 1: parts of the sum, [split, client, row, o]."""
+    """y[client, row, o] = x w^T + bias; SPLIT > 1: parts of the sum, [split, client, row, o].
+
+    RECTIFY: of relu(x).
+    """
     EVEN: tl.constexpr = (IN % (BK * SPLIT) == 0) and (OUT % BO == 0)
     STEPS: tl.constexpr = (IN + BK * SPLIT - 1) // (BK * SPLIT)
     split = tl.program_id(2)
@@ -36,6 +39,8 @@ def linear(
         else:
             a = tl.load(weights + at, mask=(o < OUT)[:, None] & (at < IN), other=0.0)
             b = tl.load(inputs + at, mask=(r < R)[:, None] & (at < IN), other=0.0)
+        if RECTIFY:
+            b = tl.where(b <= 0, 0.0, b)  # written so that NaN stays
         total = tl.dot(a.to(KIND), tl.trans(b.to(KIND)), total, input_precision=PRECISION)
     if BIAS and SPLIT == 1:
         total += tl.load(bias + client * b_client + o, mask=o < OUT, other=0.0)[:, None]
@@ -64,15 +69,15 @@ def sum_splits(
 def linear_backward(
     g, x, w, b, gx, dw, lr, keep, peaks, R, x_client, x_row, w_client, b_client,
     IN: tl.constexpr, OUT: tl.constexpr, BY_INPUT: tl.constexpr, BIAS: tl.constexpr,
-    MOVE: tl.constexpr, RATES: tl.constexpr, KEEPS: tl.constexpr, KIND: tl.constexpr,
-    HALF: tl.constexpr, PRECISION: tl.constexpr, BR: tl.constexpr, BI: tl.constexpr,
-    BO: tl.constexpr,
+    MOVE: tl.constexpr, RATES: tl.constexpr, KEEPS: tl.constexpr, RECTIFY: tl.constexpr,
+    KIND: tl.constexpr, HALF: tl.constexpr, PRECISION: tl.constexpr, BR: tl.constexpr,
+    BI: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
     """One pass over w: gx = g w, and g^T x goes into dw or, MOVE, takes w an SGD step further.
 
     b is where the gradient by the bias goes, or what moves.  HALF: float32 operands are rounded to
     fp16, which has the mantissa of tf32 (matrix units cannot read 32-bit operands transposed); the
-    gradient is brought into its range by a power of two.
+    gradient is brought into its range by a power of two.  RECTIFY: what was multiplied is relu(x).
     """
     EVEN: tl.constexpr = (IN % BI == 0) and (OUT % BO == 0)
     tile = tl.program_id(0)
@@ -80,10 +85,11 @@ def linear_backward(
     i = tile * BI + tl.arange(0, BI)
     r = tl.arange(0, BR)
     here = (r < R)[:, None]
-    inputs = tl.load(
+    before = tl.load(
         x + client * x_client + r[:, None] * x_row + i[None, :], mask=here & (i < IN)[None, :],
         other=0.0,
-    ).to(KIND)  # fmt: skip
+    )  # fmt: skip
+    inputs = tl.where(before <= 0, 0.0, before).to(KIND) if RECTIFY else before.to(KIND)
     rate, kept = step_of(lr, keep, client, MOVE, RATES, KEEPS)
     scale = 1.0
     unscale = 1.0
@@ -116,6 +122,8 @@ def linear_backward(
     if BY_INPUT:
         to = gx + (client * R + r[:, None]) * IN + i[None, :]
         total = total * unscale
+        if RECTIFY:
+            total = tl.where(before <= 0, 0.0, total)
         tl.store(to, total.to(gx.dtype.element_ty), mask=here & (i < IN)[None, :])
 
 

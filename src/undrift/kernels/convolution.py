@@ -100,13 +100,18 @@ def _joined_taps(w: Tensor) -> Tensor:
     return (w if w[0].is_contiguous() else w.contiguous()).flatten(3)
 
 
+def _rows(b: Tensor | None) -> Tensor | None:
+    """Give biases [C, co] whose rows are contiguous; the clients stay where they lie."""
+    return b if b is None or b.stride(1) == 1 else b.contiguous()
+
+
 # ------------------------------------------------------------------------------- general kernels
 def _convolve_general(
     p: Problem, x: Tensor, w: Tensor, b: Tensor | None, y: Tensor, place: Tensor
 ) -> None:
     weights = _packed_weights(p, w, mirror=False)
     config = _convolution_config(p, x.device, mirror=False)
-    bias = None if b is None else b.contiguous()
+    bias = _rows(b)
     launches.convolve(p, config, channels_last(x, p.operand), weights, bias, y, place).run()
 
 
@@ -185,8 +190,7 @@ def _convolve_thin(
     weights = torch.empty(
         (p.clients, form.blocks, 2 * form.block, form.depth), dtype=p.operand, device=x.device
     )
-    bias = b if b is None or b.stride(1) == 1 else b.contiguous()
-    launches.pack_pairs(p, form, _joined_taps(w), bias, weights).run()
+    launches.pack_pairs(p, form, _joined_taps(w), _rows(b), weights).run()
     options = candidates.for_thin(p, form)
     config = configuration(
         "first layer", p, x.device, options, lambda: trials.thin_convolution(p, x.device)

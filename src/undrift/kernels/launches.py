@@ -52,7 +52,8 @@ def convolve(
         _geometry(p), ROWS=p.rows, DEPTH=p.depth, BIAS=bias is not None, RELU=p.relu, POOL=p.pool,
         PLANES=p.planes, PRECISION=ROUNDING[p.precision], **config,
     )  # fmt: skip
-    arguments = (x, weights, y if bias is None else bias, y, place, p.batch)
+    shift, far = (y, 0) if bias is None else (bias, bias.stride(0))
+    arguments = (x, weights, shift, y, place, p.batch, far)
     return Launch(convolution.convolve, grid, arguments, constants)
 
 

@@ -14,7 +14,7 @@ from undrift.kernels.programs.pooling import larger
 
 @triton.jit(do_not_specialize=["B"])
 def convolve(
-    x, weights, bias, y, place, B,
+    x, weights, bias, y, place, B, b_client,
     HI: tl.constexpr, WI: tl.constexpr, CI: tl.constexpr,
     HO: tl.constexpr, WO: tl.constexpr, CO: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
@@ -103,7 +103,7 @@ def convolve(
         total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
 
     if BIAS:
-        total += tl.load(bias + client * CO + n, mask=n < CO, other=0.0)[None, :]
+        total += tl.load(bias + client * b_client + n, mask=n < CO, other=0.0)[None, :]
     if POOL:
         q = tl.arange(0, 4)
         if QUAD_FIRST:

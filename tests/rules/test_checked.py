@@ -46,6 +46,8 @@ RULES = [
 OTHERS = [
     compat.ScaffoldBaseLr(),
     compat.ScaffoldPostStep(),
+    compat.ScaffoldPostStepGradient(),
+    compat.ScaffoldFreshPostStep(),
     compat.ScaffoldUnbalanced(),
     compat.FedDynUnclipped(0.1),
     compat.FedDynUnclipped(0.1, by_size=True, half_pull=True),

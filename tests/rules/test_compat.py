@@ -52,6 +52,42 @@ def test_correcting_after_the_step_matters_only_under_momentum(mlp):
     trained(mlp, fl.scaffold(correction="post_step", by_size=True, local=local_of(RMSPROP)))
 
 
+@pytest.mark.parametrize("mode", ["persistent", "fresh"])
+def test_comfeds_scaffold_after_the_step(mlp, mode):
+    for local, compare, limit in ((SGD, below, 1e-12), (HEAVY, above, 1e-4)):
+        both = [
+            trained(mlp, fl.comfed("scaf", mode=mode, correction=c, local=local_of(local)))
+            for c in ("gradient", "post_step")
+        ]
+        compare(f"{mode}, after the step", gap(*both), limit)
+
+
+@pytest.mark.parametrize("mode", ["persistent", "fresh"])
+def test_comfeds_scaffold_after_momentum_by_hand(mlp, mode):
+    b = epoch_batches(mlp, SOME5, 6, epochs=2)
+    local = fl.HeavyBall(lr=0.05, momentum=0.9)
+    algorithm = fl.comfed("scaf", mode=mode, correction="post_step", local=local)
+    found = run(mlp, SOME5, b, algorithm)
+    x, c, own = mlp.w0.copy(), 0.0, [np.zeros_like(mlp.w0) for _ in SIZES]
+    for r, ids in enumerate(SOME5):
+        ends, slopes = [], [mlp.gradient(x, *mlp.data[i]) for i in ids]
+        for i, slope in zip(ids, slopes, strict=True):
+            y, buffer, c_i = x.copy(), 0.0, slope if mode == "fresh" else own[i]
+            for batch in b[r, i]:
+                buffer = 0.9 * buffer + mlp.gradient(y, *(part[batch] for part in mlp.data[i]))
+                y = y - 0.05 * buffer - 0.05 * (c - c_i)
+            ends.append(y)
+        weights = np.array([SIZES[i] for i in ids]) / sum(SIZES[i] for i in ids)
+        x = weights @ np.array(ends)
+        if mode == "fresh":
+            c = weights @ np.array(slopes)
+        else:
+            c = c + sum(s - own[i] for i, s in zip(ids, slopes, strict=True)) / len(SIZES)
+            for i, slope in zip(ids, slopes, strict=True):
+                own[i] = slope
+        below(mode, np.abs(found.x[r] - x).max(), 1e-12)
+
+
 def test_after_momentum_by_hand(mlp):
     """NIID-Bench: torch's SGD with momentum, then w -= lr (c - c_i)."""
     b = epoch_batches(mlp, SOME5, 6, epochs=2)

@@ -139,6 +139,13 @@ def test_q_fedsgd_takes_one_step():
         (fl.comfed, {"local_momentum": "mime"}, "Did you mean 'mimelite'"),
         (fl.scaffold, {"correction": "poststep"}, "Did you mean"),
         (fl.scaffold, {"correction": "post_step", "option": "I"}, "option II"),
+        (fl.comfed, {"client": "scaf", "correction": "poststep"}, "Did you mean 'post_step'"),
+        (
+            fl.comfed,
+            {"client": "scaf", "correction": "post_step", "mode": "literal"},
+            "post_step goes with",
+        ),
+        (fl.comfed, {"client": "scaf", "correction": "post_step", "c_weights": "size"}, "uniform"),
         (fl.scaffold, {"scaffold_base_lr": True, "option": "I"}, "option II"),
         (fl.scaffold, {"correction": "unbalanced", "c_weights": "size"}, "uniform weights of c"),
         (fl.feddyn, {"solver": "exakt"}, "Did you mean 'exact'"),

@@ -119,6 +119,8 @@ LETTERS: Mapping[type[Rule], Sides] = {
     Scaffold: VARIATES,
     ScaffoldGradient: VARIATES,
     compat.ScaffoldPostStep: VARIATES,
+    compat.ScaffoldPostStepGradient: VARIATES,
+    compat.ScaffoldFreshPostStep: C_ALONE,
     ScaffoldFresh: C_ALONE,
     ScaffoldLiteral: C_ALONE,
     ScaffoldM: ({"": Letter("h")}, {"": Letter("h_i")}),

@@ -23,8 +23,10 @@ from undrift.rules.compat import (
     NovaBySteps,
     NovaHarmonic,
     ScaffoldBaseLr,
+    ScaffoldFreshPostStep,
     ScaffoldMPrinted,
     ScaffoldPostStep,
+    ScaffoldPostStepGradient,
     ScaffoldUnbalanced,
 )
 from undrift.rules.local import local_of
@@ -69,17 +71,31 @@ def scaffold_rule(
     option: Literal["I", "II"] = "II",
     mode: Literal["persistent", "fresh", "literal"] = "persistent",
     c_weights: Literal["uniform", "size"] = "uniform",
+    correction: Literal["gradient", "post_step"] = "gradient",
 ) -> Rule:
     """Choose among SCAFFOLD's readings (docs/conventions.md, R4)."""
     if c_weights not in ("uniform", "size"):
         raise unknown_name("c_weights", c_weights, ["uniform", "size"], "scaffold")
+    if correction not in ("gradient", "post_step"):
+        raise unknown_name("correction", correction, ["gradient", "post_step"], "comfed")
     by_size = c_weights == "size"
-    choices: dict[tuple[str, str], Rule] = {
+    if correction == "post_step" and (mode == "literal" or by_size):
+        raise ConfigError(
+            "comfed: post_step goes with mode 'persistent' or 'fresh' and uniform weights of c, "
+            f"got mode={mode!r}, c_weights={c_weights!r}"
+        )
+    after: dict[tuple[str, str], Rule] = {
+        ("persistent", "I"): ScaffoldPostStepGradient(),
+        ("persistent", "II"): ScaffoldPostStep(),
+        ("fresh", "I"): ScaffoldFreshPostStep(),
+    }
+    inside: dict[tuple[str, str], Rule] = {
         ("persistent", "I"): ScaffoldGradient(c_by_size=by_size),
         ("persistent", "II"): Scaffold(c_by_size=by_size),
         ("fresh", "I"): ScaffoldFresh(),
         ("literal", "I"): ScaffoldLiteral(),
     }
+    choices = inside if correction == "gradient" else after
     if (mode, option) not in choices:
         known = [f"mode={m!r}, option={o!r}" for m, o in choices]
         raise unknown_name("SCAFFOLD", f"mode={mode!r}, option={option!r}", known, "scaffold")
@@ -235,6 +251,7 @@ def comfed(
     option: Literal["I", "II"] = "I",
     mode: Literal["persistent", "fresh", "literal"] = "persistent",
     c_weights: Literal["uniform", "size"] = "uniform",
+    correction: Literal["gradient", "post_step"] = "gradient",
     local_momentum: Literal["none", "mimelite", "fedadc"] = "none",
     b: float = 0.9,
     scale: bool = False,
@@ -244,7 +261,8 @@ def comfed(
     """ComFed: a client mechanism times a server optimizer, every cell a method.
 
     Defaults are the paper's: lr 0.01 with heavy-ball momentum 0.9 and weight decay 1e-4 on the
-    client; `server_lr` is 1 for Sgd and 0.005 for the adaptive servers.  `local_momentum` takes the
+    client; `server_lr` is 1 for Sgd and 0.005 for the adaptive servers.  `correction` "post_step"
+    lets SCAFFOLD correct after the optimizer's step, outside momentum.  `local_momentum` takes the
     server's momentum into local steps, with the weight `b` (R21), scaled by the server's
     second moment if `scale` is given.
 
@@ -257,7 +275,7 @@ def comfed(
         raise unknown_name("ComFed server", server, list(COMFED_SERVERS), "comfed")
     rules: dict[str, tuple[Rule, ...]] = {
         "prox": (Prox(mu),),
-        "scaf": (scaffold_rule(option, mode, c_weights),),
+        "scaf": (scaffold_rule(option, mode, c_weights, correction),),
     }
     aggregates: dict[str, Aggregate] = {"nova": Nova(by_size)}
     if server == "sgd" and adaptive:

@@ -41,8 +41,10 @@ from undrift.rules.compat.pulls import (
 )
 from undrift.rules.compat.scaffold import (
     ScaffoldBaseLr,
+    ScaffoldFreshPostStep,
     ScaffoldMPrinted,
     ScaffoldPostStep,
+    ScaffoldPostStepGradient,
     ScaffoldUnbalanced,
 )
 
@@ -67,8 +69,10 @@ __all__ = [
     "RFedAvgAtStart",
     "RFedAvgPlusAtStart",
     "ScaffoldBaseLr",
+    "ScaffoldFreshPostStep",
     "ScaffoldMPrinted",
     "ScaffoldPostStep",
+    "ScaffoldPostStepGradient",
     "ScaffoldUnbalanced",
     "VrlPostStep",
     "chosen_examples",

@@ -10,7 +10,7 @@ from undrift.core.rule import ClientView, Rule, ServerView, Sizes
 from undrift.core.task import Vec
 from undrift.core.tree import Tree, number, record, static
 from undrift.rules.claims import VARIATES
-from undrift.rules.client import Scaffold, ScaffoldM, mean_after, weighed
+from undrift.rules.client import Scaffold, ScaffoldFresh, ScaffoldM, mean_after, weighed
 
 
 @record
@@ -77,6 +77,28 @@ class ScaffoldPostStep(Rule):
 
     def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
         return update, state + view.upload / view.population
+
+
+@record
+class ScaffoldPostStepGradient(ScaffoldPostStep):
+    """`ScaffoldPostStep` with option I: c_i is the full gradient at x."""
+
+    def probe(self, view: ClientView) -> Tree:
+        return view.grad_at(view.w0)
+
+    def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
+        return delta, view.probe, view.probe - view.mine
+
+
+@record
+class ScaffoldFreshPostStep(ScaffoldFresh):
+    """`ScaffoldFresh` that corrects after the optimizer's step, outside momentum."""
+
+    def direction(self, g: Vec, view: ClientView) -> Vec:
+        return g
+
+    def after_step(self, w: Vec, view: ClientView) -> Vec:
+        return w - view.lr * (view.broadcast - view.probe)
 
 
 @record

@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 
 from undrift.core.algorithm import Algorithm
 from undrift.core.convolution import Seam
-from undrift.core.dense import add_product, multiply
-from undrift.core.history import Extent, Histories, pays
+from undrift.core.dense import add_product, dense, multiply
+from undrift.core.history import SHRUNK, Extent, Histories, History, Moves, pays
+from undrift.core.linear import Descent
 from undrift.core.local import Sgd
+from undrift.core.seam import Way
 from undrift.core.task import Batch, Task
 from undrift.core.tree import EMPTY, leaves, tree_map
 from undrift.core.views import Carry
@@ -246,3 +249,37 @@ def test_a_product_is_added_in_place(kind):
         assert add_product(target, a.to(kind), b.to(kind), -0.5, "bf16") is target
         assert torch.equal(target, wanted.to(target.dtype)) or kind == torch.float32
         assert distance([target.float()], [wanted]) <= 1e-2
+
+
+@pytest.mark.parametrize("precision", ["float32", "fp16"])
+def test_a_relu_before_a_layer_that_remembers(precision):
+    layer, source = nn.Linear(5, 4), torch.Generator().manual_seed(3)
+    start = torch.cat([layer.weight.flatten(), layer.bias])[None].detach()
+    x = torch.randn((2, 3, 5), generator=source)
+    x[0, 0, 0], x[0, 0, 1] = 1e-9, 0.0  # a slope that fp16 does not hold; none
+    ends = []
+    for rectify in (True, False):
+        rates = torch.zeros(1, 2, 3)
+        moves = Moves(rates, 0.1 / SHRUNK, torch.tensor([0, 3]))
+        history = History(layer, 0, precision, Extent(1, 2, 2, 3), moves)
+        history.begin(start)
+        held, said = start.expand(2, -1).clone(), []
+        how = Way(
+            "grouped", precision, descent=Descent(torch.full((2,), 0.1), 1.0), history=history,
+            rectify=rectify,
+        )  # fmt: skip
+        for step in range(2):
+            moves.slots = torch.tensor([0, 3]) + step
+            rates.view(-1).index_copy_(0, moves.slots, torch.full((2,), -SHRUNK))
+            rows, w = x.clone().requires_grad_(), held[:, :20].view(2, 4, 5).requires_grad_()
+            b = held[:, 20:].requires_grad_()
+            y = vmap(lambda w, b, x, how=how: dense(x if how.rectify else x.relu(), w, b, how))(
+                w, b, rows
+            )
+            y.square().sum().backward()
+            said += [y.detach(), rows.grad]
+        held = held.detach()
+        history.finish(held)
+        ends.append([*said, held])
+    assert all(map(torch.equal, *ends))
+    assert float(ends[0][1][0, 0, 0]) != 0 and float(ends[0][1][0, 0, 1]) == 0

@@ -116,6 +116,32 @@ def test_a_relu_goes_with_the_linear_layer_behind_it():
     seen.remove()
     layers[8].register_forward_hook(lambda *_: None)
     assert find_block(layers, 7) is None, "or at what goes into the layer"
+    layers = [*prepare(network()).children()]
+    layers[7].inplace = True
+    assert find_block(layers, 7) is None, "it writes over what others may read"
+
+
+@pytest.mark.parametrize("precision", ["float32", "fp16", "tf32", "bf16"])
+def test_every_configuration_rectifies(precision, device, monkeypatch):
+    p = LinearProblem(3, 17, 130, 70, precision)
+    if not linear.takes(p, rows_of(3, 70, 130, device=device)):
+        pytest.skip("the interpreter does not know bf16")
+    x, w, b, g = linear._random(p, device)
+    for made in (linear._forward_candidates(p), linear._backward_candidates(p)):
+        for config in made:
+            monkeypatch.setattr(linear, "configuration", lambda *_, config=config: config)
+            wide = torch.float32
+            if "SPLIT" in config:
+                found, wanted = (
+                    [linear.forward(p, v, w, b, wide, rectify)]
+                    for v, rectify in ((x, True), (x.relu(), False))
+                )
+            else:
+                every = (True, True, True)
+                found = linear.backward(p, g, x, w, every, wide, True)
+                wanted = linear.backward(p, g, x.relu(), w, every, wide)
+                wanted[0] = torch.where(x <= 0, 0.0, wanted[0])
+            assert all(map(torch.equal, found, wanted)), config
 
 
 def test_many_rows_are_left_to_torch(monkeypatch, device):

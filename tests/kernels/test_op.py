@@ -17,7 +17,8 @@ from undrift.core.convolution import ConvShape, Seam, Way, convolve
 from undrift.core.dropping import drop
 from undrift.core.random import fold
 from undrift.errors import MissingExtra, TaskError
-from undrift.kernels import convolution, tuner
+from undrift.kernels import candidates, convolution, tuner
+from undrift.kernels.problem import Problem
 from undrift.testing.compare import distance
 
 C, E, B = 2, 2, 2
@@ -118,6 +119,24 @@ def test_planes_are_the_same_values_where_flatten_wants_them(name, channels, dev
         (y.flatten(2) * torch.arange(y[0, 0].numel(), device=device)).sum().backward()
         found.append((y, w.grad, b.grad, x.grad))
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("precision", ["float32", "fp16", "tf32", "bf16"])
+def test_every_configuration_lays_planes(precision, device, monkeypatch):
+    if kernels.interpreted() and precision == "bf16":
+        pytest.skip("the interpreter does not know bf16")
+    p = Problem(2, 3, 8, 8, 16, 40, (3, 3), relu=True, pool=True, precision=precision, narrow=True)
+    draw = torch.Generator().manual_seed(0)
+    x, w, rows = (
+        torch.randn(s, generator=draw).to(device)
+        for s in ((2, 3, 16, 8, 8), (2, 40, 16, 3, 3), (2, 57))
+    )
+    for config in candidates.for_convolution(p):
+        monkeypatch.setattr(convolution, "configuration", lambda *_, config=config: config)
+        y, place, _ = convolution.convolve(p, x, w, rows[:, 5:45])
+        z, where, _ = convolution.convolve(p._replace(planes=True), x, w, rows[:, 5:45])
+        assert torch.equal(y, z) and torch.equal(place, where), config
+        assert z.is_contiguous() and not y.is_contiguous()
 
 
 def test_between_two_layers_activations_stay_narrow(device):

@@ -86,7 +86,8 @@ def find_block(layers: Sequence[nn.Module], at: int) -> Block | None:
         return None
     if _is_relu(layer) and at + 1 < len(layers) and isinstance(layers[at + 1], nn.Linear):
         linear = find_block(layers, at + 1)
-        return linear and linear._replace(relu=True, length=2)
+        seen = getattr(layer, "inplace", False)  # others may read what it writes
+        return None if seen or linear is None else linear._replace(relu=True, length=2)
     if not takes(layer):
         return None
     relu = pool = False

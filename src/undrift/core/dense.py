@@ -88,7 +88,7 @@ class _Dense(torch.autograd.Function):
         ctx.dtypes = (x.dtype, w.dtype, w.dtype)
         ctx.remembered = _is_remembered(x, ctx.how)
         if ctx.remembered:
-            ctx.save_for_backward(cast if cast.numel() else x)
+            ctx.save_for_backward(cast if cast.numel() else x, x if ctx.how.rectify else w[:0])
         else:
             ctx.save_for_backward(x, cast if cast.numel() else w)
         ctx.bias = b if ctx.how.descent is not None else None
@@ -186,7 +186,7 @@ def _rectified(x: Tensor, how: Way) -> Tensor:
 
 
 def _unrectified(g: Tensor, x: Tensor, how: Way) -> Tensor:
-    """Bring a gradient back through ReLU; x from before or behind it."""
+    """Bring a gradient back through ReLU; x from before it."""
     return torch.where(x <= 0, 0.0, g).to(g.dtype) if how.rectify else g
 
 
@@ -201,11 +201,11 @@ def _history(how: Way) -> History:
 
 def _remembered(ctx: Any, g: Tensor, by_input: bool) -> Tensor | None:
     """Hand a step to the layer's history and move the biases; give the gradient by x."""
-    (x,), how, (kind, wide, _) = ctx.saved_tensors, ctx.how, ctx.dtypes
+    (x, before), how, (kind, wide, _) = ctx.saved_tensors, ctx.how, ctx.dtypes
     if ctx.bias is not None:
         take_step(ctx.bias.data, g.sum(1, dtype=wide), how.descent)
     back = _history(how).backward(g, x, kind if by_input else None)
-    return None if back is None else _unrectified(back, x, how)
+    return None if back is None else _unrectified(back, before, how)
 
 
 def _problem(x: Tensor, w: Tensor, how: Way) -> Any:

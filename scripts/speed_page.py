@@ -249,10 +249,6 @@ def fleets() -> str:
     width = sum(found["lanes"]) / len(found["lanes"])  # of one crew, whose steps these are
     moved = 4 * FEDDYN_CNN * PASSES_OF_THE_GRID * width * steps
     least = moved / rounds["ceilings"]["bytes"] * 1e3
-    if "tflops" in found:
-        rate = f"{found['tflops']:.0f} TFLOP/s"
-    else:  # an older record
-        rate = f"{found['tflops_full_batches']:.0f} TFLOP/s if a client's last batch counts as full"
     return f"""## Experiments as one batch
 
     python benchmarks/fleet.py --precision {found["precision"]} --json fleet.json      # {found["device"]}, torch {found["torch"]}
@@ -260,7 +256,7 @@ def fleets() -> str:
 The 16 cells of ComFed's grid x 3 seeds on CIFAR-10's set-up (feddyn_cnn, 10 of 100 clients a round,
 one epoch of batch 32, client momentum 0.9, Dirichlet(0.1) over classes): {found["experiments"]} experiments as one batch take
 {found["ms_together"]:.0f} ms a round, one alone {found["ms_alone_each"]:.1f} ms: **{found["times_faster"]:.2f}x** faster than one after the other
-({rate}; alone are timed {", ".join(found["apart"])}). Building took {found["built_s"]:.0f} s (15 s where the kernels were compiled before). In one profiled round, of other cohorts than the mean, kernels of layers take
+({found["tflops"]:.0f} TFLOP/s; alone are timed {", ".join(found["apart"])}). Building took {found["built_s"]:.0f} s. In one profiled round, of other cohorts than the mean, kernels of layers take
 {sums["layers"]:.0f} ms, the algebra {sums["algebra"]:.0f} (it moves {PASSES_OF_THE_GRID} numbers for every weight and step: {least:.0f} ms at the rate of a large copy), everything else
 {sums["rest"]:.0f}; experiments whose clients do different things run side by side, so these overlap.
 """

@@ -2,8 +2,8 @@
 
 A sequence looks ahead.  Conv2d with a ReLU and a 2x2 max-pool behind it becomes one op, so does a
 Linear with a ReLU before it, and between two layers of the seam activations stay in the operand
-type.  A layer with hooks is always called
-itself, on float32, and what leaves the seam is float32 in torch's usual order of memory.
+type.  A layer with hooks is always called itself, on float32, and what leaves the seam is float32
+in torch's usual order of memory.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from undrift.errors import ConfigError
+from undrift.errors import ConfigError, unknown_name
 from undrift.experiment.comparison import Comparison, comparison_of
-from undrift.experiment.events import Listener
+from undrift.experiment.events import Listener, Record, RunInfo
 from undrift.experiment.history import main_metric
 from undrift.experiment.pool import run_all
 from undrift.experiment.spec import Experiment, check_apart
@@ -38,7 +38,8 @@ def compare(
     if target is not None and (not isinstance(target, int | float) or not math.isfinite(target)):
         raise ConfigError(f"target must be a number, got {target!r}")
     out = Path(folder)
-    histories = run_all(experiments, out, jobs=jobs, listeners=listeners)
+    asked = [] if metric is None else [Asked(metric)]
+    histories = run_all(experiments, out, jobs=jobs, listeners=[*listeners, *asked])
     goal = experiments[0].evaluate.target if target is None else target
     if target is None and metric is not None and metric != main_metric(histories[0]):
         goal = None  # the experiment's target is one of its main metric
@@ -47,3 +48,30 @@ def compare(
     comparison = comparison_of(experiments[0].name, runs, goal, metric)
     write_results(out, comparison, experiments, command or f"undrift report {out}")
     return comparison
+
+
+class Asked:
+    """A listener that refuses a metric nobody tells of when the first round was judged."""
+
+    def __init__(self, metric: str) -> None:
+        self.metric = metric
+
+    def started(self, run: RunInfo, past: Sequence[Record]) -> None:
+        """Nothing is known yet."""
+
+    def round(self, run: RunInfo, record: Record) -> None:
+        """Look for the metric in a round that was judged."""
+        every = run.experiment.get("evaluate", {}).get("every", 1)
+        judged = record["round"] % every == 0 or record["round"] == run.rounds
+        if judged and self.metric not in record:
+            numbers = [n for n, v in record.items() if isinstance(v, float)]
+            raise unknown_name("metric", self.metric, numbers, f"round {record['round']}")
+
+    def finished(self, run: RunInfo, history: Sequence[Record]) -> None:
+        """Its last round was judged."""
+
+    def failed(self, run: RunInfo, error: BaseException) -> None:
+        """Told by others."""
+
+    def close(self) -> None:
+        """Nothing to close."""

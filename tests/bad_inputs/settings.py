@@ -47,7 +47,7 @@ NAME_CASES = [
         "a metric",
         "undrift compare my.toml --metric test_acuracy",
         r"Did you mean 'test_accuracy'\?",
-        after=made("runs/my/fedavg/seed-0/summary.json"),
+        after=made("runs/my/fedavg/seed-0/rounds.jsonl"),
     ),
     command(
         NAMES,

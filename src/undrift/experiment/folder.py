@@ -96,6 +96,8 @@ class RunFolder:
             )
         found = differences(old, table)
         changed = [line for line in found if line.split(":")[0] not in MAY_CHANGE]
+        if "auto" in (_device(old), _device(table)):  # which is whatever the machine has
+            changed = [line for line in changed if not line.startswith("engine.device:")]
         if changed:
             rest = [_MANY.format(len(changed) - 5)] if len(changed) > 6 else []
             told = "\n".join(f"  {line}" for line in [*changed[: 5 if rest else 6], *rest])
@@ -246,6 +248,10 @@ def find_runs(path: Path | str) -> list[RunFolder]:
     """Find every run in a folder and the folders below, in the order of their names."""
     found = sorted(p.parent for p in Path(path).rglob("experiment.toml"))
     return [RunFolder(p) for p in found if (p / "rounds.jsonl").is_file()]
+
+
+def _device(table: Table) -> Any:
+    return table.get("engine", {}).get("device")
 
 
 def _read(path: Path) -> str:

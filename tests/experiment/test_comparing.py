@@ -1,0 +1,34 @@
+"""What `compare` says early, and what a folder takes for the same run."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiment.tiny import tiny
+from undrift.comparing import compare
+from undrift.errors import ConfigError
+from undrift.experiment.folder import ChangedExperiment, RunFolder
+from undrift.experiment.pool import run_all
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_metric_that_nobody_tells_of_is_refused_when_the_first_round_was_judged(tmp_path, every):
+    wrong = tiny(f"evaluate.every={every}", "rounds=5")
+    with pytest.raises(ConfigError, match="named 'test_acuracy'. Did you mean 'test_accuracy'"):
+        compare([wrong], tmp_path, metric="test_acuracy", jobs=1)
+    (run,) = tmp_path.glob("*/seed-*")
+    assert len(RunFolder(run).history()) == every
+    found = compare([wrong], tmp_path, metric="test_loss", jobs=1)  # goes on from there
+    assert found.metric == "test_loss" and len(RunFolder(run).history()) == 5
+
+
+def test_whatever_the_machine_has_is_the_device_it_has(tmp_path):
+    run_all([tiny("engine.device=auto", "rounds=2")], tmp_path, jobs=1)
+    (history,) = run_all([tiny("engine.device=cpu", "rounds=4")], tmp_path, jobs=1)
+    assert len(history) == 4
+    (run,) = tmp_path.glob("*/seed-*")
+    folder, now = RunFolder(run), tiny("engine.device=cpu").to_table()
+    folder.check({**now, "engine": {**now["engine"], "device": "auto"}})
+    folder._write_table(now)
+    with pytest.raises(ChangedExperiment, match="engine.device"):
+        folder.check({**now, "engine": {**now["engine"], "device": "cuda"}})

@@ -73,6 +73,71 @@ def test_numbers_that_differ(build):
     assert fleet._runner.groups[0].numbers is not None
 
 
+def test_a_number_that_is_not_set_is_no_number():
+    clips = (None, 0.05, 0.1, None)
+    fleet = same([lambda c=c: trainer(fl.fedavg(local=fl.sgd(0.1, clip=c))) for c in clips])
+    assert sorted(g.size for g in fleet._runner.groups) == [2, 2]
+
+
+@pytest.mark.parametrize("name", ["rfedavg", "rfedavg_plus"])
+def test_padding_writes_no_row_of_a_table(name):
+    build = catalogue()[name].build
+    cohorts = (fl.Uniform(2), fl.Everyone(), fl.Bernoulli(0.7))
+    same([lambda c=c: trainer(build(lr=0.1), sampler=c) for c in cohorts])
+
+
+class Scaled(nn.Module):
+    """Has a setting that nothing shows, and one that is a buffer."""
+
+    def __init__(self, factor=1.0, shift=0.0):
+        super().__init__()
+        self.linear, self.factor = nn.Linear(6, 3), factor
+        self.register_buffer("shift", torch.tensor(shift))
+
+    def forward(self, x):
+        return self.factor * self.linear(x) + self.shift * x[:, :3]
+
+
+def weighted(factor):
+    def loss(output, target):
+        return factor * nn.functional.cross_entropy(output, target, reduction="none")
+
+    return loss
+
+
+def task_of(module=None, loss="cross_entropy", **settings):
+    found = trainer(fl.fedavg(0.1), feature=None)
+    found_task = fl.Task(module or Scaled(), loss, dtype=torch.float64, **settings)
+    return fl.Trainer(found_task, found.federation, fl.fedavg(0.1), work=fl.Work(steps=1, batch=4))
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (lambda: task_of(Scaled(2.0)), "module"),
+        (lambda: task_of(Scaled(shift=1.0)), "module"),
+        (lambda: task_of(loss=weighted(2.0)), "loss"),
+        (lambda: task_of(loss=weighted(1.0), metrics={"score": weighted(2.0)}), "metrics"),
+    ],
+)
+def test_what_looks_alike_and_is_not_is_refused(other, why):
+    first = task_of(loss=weighted(1.0), metrics={"score": weighted(1.0)})
+    Fleet([first, task_of(loss=weighted(1.0), metrics={"score": weighted(1.0)})])
+    with pytest.raises(ConfigError, match=f"as one batch: {why}"):
+        Fleet([task_of() if why == "module" else first, other()])
+
+
+def test_a_fleet_is_a_list_of_different_trainers():
+    one = trainer(fl.fedavg(0.1))
+    for wrong, why in (
+        ([one, one], "twice"), ([], "at least one"), ([one, 2], "got 2"), (one, "a list"),
+        (None, "a list"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=why):
+            Fleet(wrong)
+    assert len(Fleet(t for t in [one]).trainers) == 1
+
+
 def test_structures_that_differ_share_the_gradient():
     names = ("fedavg", "scaffold", "moon", "fedyogi", "rfedavg", "fednova", "qfedavg", "mime")
     builds = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +15,7 @@ from undrift.core.task import Task
 from undrift.core.tree import named_leaves
 from undrift.data.checks import check_whole
 from undrift.data.federation import Federation
-from undrift.errors import ConfigError, DataError
+from undrift.errors import ConfigError, DataError, unknown_name
 
 T = TypeVar("T")
 
@@ -42,7 +44,21 @@ def known_device(device: Any) -> torch.device:
         raise ConfigError(f"device {device!r} is not supported: use 'cpu' or 'cuda'")
     if made.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {device!r}: torch sees no CUDA device here; use 'cpu'")
+    if made.type == "cuda" and (made.index or 0) >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        raise ConfigError(f"device {device!r}: the last one here is 'cuda:{last}'")
     return made
+
+
+def check_options(engine: type, options: Mapping[str, Any]) -> None:
+    """Refuse settings that an engine does not have."""
+    known = inspect.signature(engine).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in known):
+        return  # it has some of its own to look at
+    names = [p.name for p in known if p.kind is p.KEYWORD_ONLY]
+    for name in options:
+        if name not in names:
+            raise unknown_name("setting", name, names, f"Trainer, engine {engine.__name__}")
 
 
 def known_seeds(seed: Any) -> Seeds:

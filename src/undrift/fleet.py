@@ -8,15 +8,15 @@ gets the same numbers as alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from undrift.core.same import same
 from undrift.data import Work
 from undrift.data.checks import check_whole
-from undrift.describe import describe, digest
 from undrift.engines.capacity import free_bytes, has_convolution
 from undrift.engines.device_round import DeviceRound
 from undrift.engines.sharded import Sharded
@@ -45,13 +45,12 @@ class Fleet:
     """
 
     def __init__(self, trainers: Sequence[Trainer]) -> None:
-        if not trainers:
-            raise ConfigError("a fleet needs at least one trainer")
+        trainers = _checked(trainers)
         why = next((w for t in trainers[1:] if (w := difference(trainers[0], t))), None)
         why = why or next((w for t in trainers if (w := hindrance(t))), None)
         if why:
             raise ConfigError(f"these trainers cannot train as one batch: {why}")
-        self.trainers = list(trainers)
+        self.trainers = trainers
         share_examples(self.trainers)
         self._runner: DeviceRound | None = None
         self._together = True
@@ -158,25 +157,41 @@ def hindrance(trainer: Trainer) -> str | None:
     return None
 
 
+def _checked(trainers: Any) -> list[Trainer]:
+    """Refuse what is no list of different trainers."""
+    if isinstance(trainers, Trainer) or not isinstance(trainers, Iterable):
+        raise ConfigError(f"a fleet takes a list of trainers, got {type(trainers).__name__}")
+    found = list(trainers)
+    if not found:
+        raise ConfigError("a fleet needs at least one trainer")
+    strange = next((t for t in found if not isinstance(t, Trainer)), None)
+    if strange is not None:
+        raise ConfigError(f"a fleet takes trainers, got {strange!r} among them")
+    if len({id(t) for t in found}) < len(found):
+        raise ConfigError("a trainer stands in this fleet twice: give each its own")
+    return found
+
+
 def difference(one: Trainer, other: Trainer) -> str | None:
     """Tell what keeps two trainers from sharing a batch; None if nothing does."""
     a, b = _common(one), _common(other)
-    return next((f"{name}: {a[name]} and {b[name]}" for name in a if a[name] != b[name]), None)
+    found = next((name for name in a if not same(a[name], b[name])), None)
+    if found is None:
+        return None
+    told = [str(values[found]) for values in (a, b)]
+    return f"{found}: {' and '.join(told)}" if told[0] != told[1] else f"{found}: they differ"
 
 
 def _common(trainer: Trainer) -> dict[str, Any]:
     """List what all trainers of a fleet have in common."""
     task = trainer.task
-    kinds = [type(m).__qualname__ for m in task.module.modules()]
-    frozen = [p for p in task.module.parameters() if not p.requires_grad]
     return {
-        "module": (str(task.original), kinds),
+        "module": task.original,
         "parameters": (task.names, task.shapes),
-        "frozen parameters": digest(*frozen) if frozen else None,
-        "loss": task.loss if task.loss_name == "<lambda>" else task.loss_name,
-        "metrics": list(task.metrics),
+        "loss": task.loss,
+        "metrics": task.metrics,
         "feature": task.feature,
-        "augmentation": None if task.augment is None else describe(task.augment),
+        "augmentation": task.augment,
         "precision": (task.dtype, task.seam),
         "device": trainer.engine.device,
         "local work": trainer.roster.work,

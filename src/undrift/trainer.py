@@ -10,7 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from undrift.arguments import check_labels, check_parts, known_device, known_seeds
+from undrift.arguments import (
+    check_labels,
+    check_options,
+    check_parts,
+    known_device,
+    known_seeds,
+)
 from undrift.core.algorithm import (
     REFRESH,
     Algorithm,
@@ -81,6 +87,7 @@ class Trainer:
         check_parts(task, federation, algorithm)
         if engine not in tuple(ENGINES):
             raise unknown_name("engine", engine, list(ENGINES), "Trainer")
+        check_options(ENGINES[engine], options)
         device, self.seeds, self.algorithm = known_device(device), known_seeds(seed), algorithm
         self.task = task.to(device)
         self.federation = federation.to(device, task.dtype)

@@ -242,3 +242,21 @@ def test_leaving_does_not_touch_a_c_that_is_no_mean() -> None:
     before = trainer.server_state()["0.Scaffold"]
     trainer.leave([1])
     assert torch.equal(trainer.server_state()["0.Scaffold"], before)
+
+
+@pytest.mark.parametrize("norm", [lambda: nn.GroupNorm(2, 4), lambda: nn.BatchNorm2d(4), nn.GELU])
+def test_images_of_a_client_who_trains_on_alone(norm: type[nn.Module]) -> None:
+    maker = torch.Generator().manual_seed(1)
+    clients = [
+        (torch.randn(n, 2, 5, 5, generator=maker), torch.randint(0, 3, (n,), generator=maker))
+        for n in (8, 30)
+    ]
+    found = []
+    for engine in ("vectorised", "reference"):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(2, 4, 3), norm(), nn.Flatten(), nn.Linear(36, 3))
+        task, data = fl.Task(net, dtype=torch.float64), fl.Federation.of(clients)
+        trainer = fl.Trainer(task, data, fl.fedavg(0.1), work=fl.Work(batch=4), engine=engine)
+        trainer.run(2)
+        found.append(trainer.server.w)
+    assert torch.allclose(*found, rtol=0, atol=1e-12)

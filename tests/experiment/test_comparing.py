@@ -14,7 +14,7 @@ from undrift.experiment.pool import run_all
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_metric_that_nobody_tells_of_is_refused_when_the_first_round_was_judged(tmp_path, every):
     wrong = tiny(f"evaluate.every={every}", "rounds=5")
-    with pytest.raises(ConfigError, match="named 'test_acuracy'. Did you mean 'test_accuracy'"):
+    with pytest.raises(ConfigError, match=r"named 'test_acuracy'\. Did you mean 'test_accuracy'"):
         compare([wrong], tmp_path, metric="test_acuracy", jobs=1)
     (run,) = tmp_path.glob("*/seed-*")
     assert len(RunFolder(run).history()) == every
@@ -30,5 +30,5 @@ def test_whatever_the_machine_has_is_the_device_it_has(tmp_path):
     folder, now = RunFolder(run), tiny("engine.device=cpu").to_table()
     folder.check({**now, "engine": {**now["engine"], "device": "auto"}})
     folder._write_table(now)
-    with pytest.raises(ChangedExperiment, match="engine.device"):
+    with pytest.raises(ChangedExperiment, match=r"engine\.device"):
         folder.check({**now, "engine": {**now["engine"], "device": "cuda"}})

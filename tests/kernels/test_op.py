@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="the kernels need triton")
 
 from undrift import kernels
 from undrift.core.convolution import ConvShape, Seam, Way, convolve
+from undrift.core.dense import dense
 from undrift.core.dropping import drop
 from undrift.core.random import fold
 from undrift.errors import MissingExtra, TaskError
@@ -283,3 +284,26 @@ def test_other_devices_are_refused(monkeypatch):
     assert not kernels.available("cpu")
     with pytest.raises(MissingExtra, match="run on CUDA, not on cpu"):
         kernels.need("cpu")
+
+
+# -------------------------------------------------------------------------------------- ranges
+@pytest.mark.parametrize("size", [1e5, 1.0, 1e-6, 1e-8])
+def test_tf32_has_the_range_of_float32(size: float, device) -> None:
+    source = torch.Generator().manual_seed(3)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=source).to(device)
+
+    def error(got: Tensor, wanted: Tensor) -> float:
+        return float((got - wanted).norm() / wanted.norm())
+
+    way = Way("triton", "tf32")
+    for channels in (3, 16):  # a first layer, and another
+        x, w, q = draw(2, 2, channels, 6, 6) * size, draw(2, 4, channels, 3, 3), draw(2, 2, 4, 4, 4)
+        by_weight = vmap(grad(lambda w, x, q: (convolve(x, w, None, ConvShape(), way) * q).sum()))
+        whole = vmap(grad(lambda w, x, q: (F.conv2d(x, w) * q).sum()))
+        assert error(by_weight(w, x, q), whole(w, x, q)) < 2e-3
+    x, w, q = draw(2, 5, 40), draw(2, 7, 40), draw(2, 5, 7)
+    by_both = vmap(grad(lambda w, x, q: (dense(x, w, None, way) * q).sum(), argnums=(0, 1)))
+    assert error(by_both(w, size * x, q)[0], q.mT @ (size * x)) < 2e-3
+    assert error(by_both(size * w, x, q)[1], q @ (size * w)) < 2e-3

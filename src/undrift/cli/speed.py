@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from undrift.arguments import known_device
 from undrift.bench import ALGORITHMS, LOADS, bench
 from undrift.cli.common import Commands
 from undrift.core.precision import PRECISIONS
@@ -38,7 +39,9 @@ def do_bench(chosen: argparse.Namespace) -> int:
     for name in chosen.works:
         if name not in LOADS:
             raise unknown_name("work", name, list(LOADS), "bench")
-    device, found = device_named(chosen.device), []
+    device, found = str(known_device(device_named(chosen.device))), list[dict[str, object]]()
+    if chosen.json is not None:
+        _write(chosen.json, {})  # rather now than after the measurements
     print(f"undrift {__version__}, torch {torch.__version__}, {_machine(device)}")
     print(f"{'work':12} {'algorithm':10} {'plain loop':>12} {'undrift':>12} {'faster':>8}")
     for name in chosen.works or LOADS:
@@ -52,8 +55,13 @@ def do_bench(chosen: argparse.Namespace) -> int:
             print(f"{name:12} {algorithm:10} {times} {one.faster:7.1f}x", flush=True)
     print("The loop is FedAvg in every line: one client after the other, torch.optim.SGD.")
     if chosen.json is not None:
-        _write(chosen.json, {"machine": _machine(device), "torch": torch.__version__,
-                             "undrift": __version__, "results": found})  # fmt: skip
+        about = {
+            "machine": _machine(device),
+            "precision": chosen.precision,
+            "rounds": chosen.rounds,
+        }
+        versions = {"torch": torch.__version__, "undrift": __version__}
+        _write(chosen.json, {**about, **versions, "results": found})
     return 0
 
 

@@ -141,7 +141,7 @@ class _Gradient(torch.autograd.Function):
         if _problem(x, ctx.source, w, False, ctx.shape, how) is not None:
             raise TaskError(
                 "the Triton kernels have no second derivatives: choose another way for this "
-                f"layer, e.g. Seam({ctx.how.precision!r}, default='grouped')"
+                "layer, e.g. Trainer(..., ways='grouped')"
             )
 
         def first(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from numbers import Real
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 import torch
 from torch import Tensor
@@ -129,6 +129,8 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """Apply `function` leaf by leaf; a None stays None."""
     # by hand: a round maps hundreds of small trees, and torch's pytree takes several times longer
     if tree is None:
+        if any(other is not None for other in others):
+            raise ValueError(f"trees differ: {[None, *others]}")
         return None
     kind = type(tree)
     if kind in _LEAVES:
@@ -179,14 +181,26 @@ def _collect(tree: Tree, found: list[Any]) -> None:
         _collect(part, found)
 
 
-def structure(tree: Tree) -> Any:
+class Structure(NamedTuple):
+    """What is left of a tree without its leaves."""
+
+    spec: Any  # torch's, which takes a None for a leaf
+    absent: tuple[int, ...]  # where one is: what is not set makes another tree than a number
+
+
+def structure(tree: Tree) -> Structure:
     """Describe a tree without its leaves; equal structures compare equal."""
-    return _pytree.tree_structure(tree)
+    found, spec = _pytree.tree_flatten(tree)
+    return Structure(spec, tuple(i for i, leaf in enumerate(found) if leaf is None))
 
 
-def rebuild(tree_structure: Any, tree_leaves: Sequence[Any]) -> Tree:
+def rebuild(tree_structure: Structure, tree_leaves: Sequence[Any]) -> Tree:
     """Put leaves back into a structure."""
-    return _pytree.tree_unflatten(list(tree_leaves), tree_structure)
+    spec, absent = tree_structure
+    found = list(tree_leaves)
+    for place in absent:
+        found.insert(place, None)
+    return _pytree.tree_unflatten(found, spec)
 
 
 def named_leaves(tree: Tree) -> dict[str, Any]:
@@ -214,9 +228,11 @@ def stack(trees: Sequence[T]) -> T:
     first = structure(trees[0])
     for tree in trees[1:]:
         if structure(tree) != first:
-            raise ConfigError(
-                f"cannot stack {structure(tree)} with {first}: their structures differ"
+            odd = sorted(named_leaves(trees[0]).keys() ^ named_leaves(tree).keys())
+            what = (
+                f"only one has {', '.join(odd)}" if odd else f"{first.spec}, {structure(tree).spec}"
             )
+            raise ConfigError(f"cannot stack trees: their structures differ ({what})")
     stacked: T = tree_map(lambda *v: torch.stack([_as_number(x) for x in v]), *trees)
     return stacked
 

@@ -1,32 +1,64 @@
-"""How the layers of a cohort multiply on a device."""
+"""How an engine lets layers multiply: by kernels on a GPU, or by the ways that its user names."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from undrift import kernels
 from undrift.core.choosing import chosen_ways, use_ways
-from undrift.core.convolution import Seam
 from undrift.core.precision import check_precision
+from undrift.core.seam import Seam
 from undrift.core.task import Task
+from undrift.errors import ConfigError, unknown_name
+
+log = logging.getLogger("undrift")
+Ways = str | Mapping[str, str]  # for all layers, or by a layer's full name
 
 
-def seam_for(task: Task, device: torch.device, precision: str | None) -> Seam | None:
-    """Choose how layers multiply: on a CPU, and in float64, as torch does."""
+def seam_for(
+    task: Task, device: torch.device, precision: str | None, ways: Ways | None = None
+) -> Seam | None:
+    """Choose how layers multiply: on a CPU, and in float64, as torch does unless told otherwise."""
     if precision is not None:
         check_precision(precision)
-    if device.type != "cuda" or task.dtype == torch.float64:
+    by_torch = device.type != "cuda" or task.dtype == torch.float64
+    if by_torch and precision not in (None, "float32"):
+        log.warning("precision %s is for float32 on a GPU: it changes nothing here", precision)
+    if by_torch and ways is None:
         return None
-    return Seam(precision or "tf32", default="triton" if kernels.available(device) else "grouped")
+    usual = "triton" if not by_torch and kernels.available(device) else "grouped"
+    choices = _choices(task, ways)
+    named = {ways, *choices.values()} if isinstance(ways, str) else set(choices.values())
+    if "triton" in named:
+        kernels.need(device)
+    default = ways if isinstance(ways, str) else usual
+    return Seam("float32" if by_torch else precision or "tf32", choices, default)
+
+
+def _choices(task: Task, ways: Ways | None) -> dict[str, str]:
+    if ways is None or isinstance(ways, str):
+        return {}
+    if not isinstance(ways, Mapping):
+        raise ConfigError(f"ways must be one name, or names by layer, got {ways!r}")
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+    layers = [name for name, part in task.module.named_modules() if isinstance(part, kinds)]
+    for name in ways:
+        if name not in layers:
+            raise unknown_name("layer", name, layers, "ways")
+    return dict(ways)
 
 
 def seam_plan(seam: Seam | None) -> dict[str, Any]:
     """Give the choices of a seam that decide rounding, as plain JSON."""
     if seam is None:
         return {}
-    return {"precision": seam.precision, "kernels": kernels.tuned(), "ways": chosen_ways()}
+    told = {"precision": seam.precision, "default": seam.default, "layers": dict(seam.choices)}
+    return {**told, "kernels": kernels.tuned(), "ways": chosen_ways()}
 
 
 def use_seam_plan(plan: dict[str, Any]) -> None:

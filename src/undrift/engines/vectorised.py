@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from undrift.core.algorithm import Algorithm, Broadcast, Client, Report, Row, Server
@@ -43,12 +43,12 @@ from undrift.engines.device_round import DeviceRound
 from undrift.engines.engine import Assignment, Engine, Outcome, mean_rows
 from undrift.engines.plain import PlainSteps, is_plain, is_sequence
 from undrift.engines.reference import Reference
-from undrift.engines.seams import seam_for, seam_plan, use_seam_plan
+from undrift.engines.seams import Ways, seam_for, seam_plan, use_seam_plan
 from undrift.engines.steps import GeneralSteps, Steps
 from undrift.engines.trial import check_vectorises
 from undrift.engines.turns import Done, Shape, Turn
 from undrift.engines.workers import in_order, limited
-from undrift.errors import TaskError, UndriftError
+from undrift.errors import ConfigError, TaskError, UndriftError
 from undrift.state.store import ClientStateStore
 
 log = logging.getLogger("undrift")
@@ -70,14 +70,16 @@ class Vectorised(Engine):
         in_place: bool = True,
         graph: bool | None = None,
         precision: str | None = None,
+        ways: Ways | None = None,
     ) -> None:
         super().__init__(task, federation, store)
-        self.seam = seam_for(self.task, self.device, precision)
+        self.seam = seam_for(self.task, self.device, precision, ways)
         self.task.seam = None  # what is tried below is about the module, not about kernels
         check_vectorises(task, self._first_batch())
         self.task.seam = self.seam
         _check_count("chunk", chunk)
         _check_count("workers", workers)
+        _check_switches(in_place=in_place, graph=graph)
         self.in_place, self.chunk, self.workers = in_place, chunk, workers
         self.graph = self.device.type == "cuda" if graph is None else graph
         self._rounds: list[DeviceRound] = []
@@ -297,8 +299,11 @@ class Vectorised(Engine):
     def _step_batch(self, ids: Tensor, positions: Tensor, used: Tensor | None) -> Batch:
         batch = self.batch(ids, positions, over=used)
         images = len(ids) == 1 and batch.x.dim() == 5 and self.device.type == "cpu"
-        if not (images and has_convolution(self.task.module) and is_sequence(self.task.module)):
+        module = self.task.module
+        if not (images and has_convolution(module) and is_sequence(module)):
             return batch  # a forward of its own might need `view`
+        if any(isinstance(part, nn.GroupNorm) for part in module.modules()):
+            return batch  # it asks how its input lies, which vmap does not tell
         # 1.5x on a CPU: pooling and convolutions like their channels last
         return batch._replace(x=batch.x[0].contiguous(memory_format=torch.channels_last)[None])
 
@@ -358,6 +363,12 @@ class Vectorised(Engine):
 def _check_count(name: str, value: Any) -> None:
     if value is not None:
         check_whole(name, value)
+
+
+def _check_switches(**switches: bool | None) -> None:
+    for name, value in switches.items():
+        if value not in (True, False, None):
+            raise ConfigError(f"{name} is true or false, got {value!r}")
 
 
 def join(*parts: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 from undrift.core.losses import LOSSES
 from undrift.core.precision import PRECISIONS
+from undrift.core.seam import WAYS
 from undrift.data.checks import check_whole
 from undrift.errors import ConfigError, unknown_name
 
@@ -145,6 +146,7 @@ class EngineSettings:
     """Where and how it is computed; `device = "auto"` takes a GPU if there is one.
 
     `precision`, on a GPU, is that of the operands: tf32, float32 (strict), bf16 or fp16.
+    `ways` names how layers multiply, all of them or by name: see `undrift.core.seam.WAYS`.
     `actors`, `gpus` (of each) and `address` (of a cluster that is up) belong to Ray.
     """
 
@@ -154,6 +156,7 @@ class EngineSettings:
     chunk: int | None = None
     workers: int | None = None
     precision: str | None = None
+    ways: str | dict[str, str] | None = None
     actors: int | None = None
     gpus: float | None = None
     address: str | None = None
@@ -169,11 +172,19 @@ class EngineSettings:
         self._check_ray()
         if self.precision is not None:
             _one_of("engine.precision", self.precision, tuple(PRECISIONS))
+        self._check_ways()
         if self.use == "reference" and (self.chunk or self.workers or self.precision):
             raise ConfigError(
                 "engine.chunk, engine.workers and engine.precision belong to "
                 "engine.use = 'vectorised'"
             )
+
+    def _check_ways(self) -> None:
+        for way in self.ways.values() if isinstance(self.ways, dict) else (self.ways,):
+            if way is not None:
+                _one_of("engine.ways", way, WAYS)
+        if self.use != "vectorised" and self.ways is not None:
+            raise ConfigError("engine.ways belongs to engine.use = 'vectorised'")
 
     def _check_ray(self) -> None:
         given = [n for n in ("actors", "gpus", "address") if getattr(self, n) is not None]
@@ -209,7 +220,7 @@ def section_table(section: Any) -> dict[str, Plain]:
 
 
 def _one_of(place: str, value: Any, known: tuple[str, ...]) -> None:
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise unknown_name("choice", value, list(known), place)
 
 

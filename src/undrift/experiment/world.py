@@ -81,6 +81,7 @@ def _build(experiment: Experiment, state_path: Path | None) -> World:
     x, y = examples.train_x, _targets(experiment, examples.train_x, True, examples)
     settings: dict[str, Any] = {"chunk": engine.chunk, "workers": engine.workers}
     settings["precision"] = engine.precision
+    settings |= {} if engine.ways is None else {"ways": engine.ways}
     if engine.use == "reference":
         settings = {}
     if engine.use == "ray":

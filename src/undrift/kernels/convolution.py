@@ -147,11 +147,11 @@ def _unfinished(
     return whole, parts, None if peaks is None else peaks.amax(1)
 
 
-def _peaks(p: Problem, g: Tensor, known: Tensor | None) -> Tensor:
-    """Give each client's largest |g| where a kernel asks for it, else anything."""
-    if known is not None or not launches.rounds_to_half(p):
-        return g if known is None else known
-    return trials.largest(g)
+def _peaks(p: Problem, g: Tensor, x: Tensor, known: Tensor | None) -> Tensor:
+    """Give each client's largest |g| and |x| where a kernel asks for them, else anything."""
+    if not launches.rounds_to_half(p):
+        return g
+    return torch.stack([trials.largest(g) if known is None else known, trials.largest(x)], 1)
 
 
 def _input_gradient(mirrored: Problem, whole: Tensor, w: Tensor) -> Tensor:
@@ -173,7 +173,8 @@ def _weight_gradient(
     )
     size = (config["SPLIT"], p.clients, p.outputs, p.taps, p.inputs)
     parts = torch.empty(size, device=x.device)
-    known, inputs = _peaks(p, whole, peaks), channels_last(x, p.operand)
+    inputs = channels_last(x, p.operand)
+    known = _peaks(p, whole, inputs, peaks)
     launches.weight_gradient(p, config, inputs, whole, known, parts).run()
     target = torch.empty(size[1:], device=x.device) if to.w is None else to.w
     launches.sum_parts(p, config["SPLIT"], parts, bias_parts, target, to.b, to.rates).run()
@@ -210,7 +211,7 @@ def _thin_weight_gradient(
     )  # fmt: skip
     parts = torch.empty(launches.thin_parts(p, form, config), device=g.device)
     last = channels_last(g, p.operand)
-    known = _peaks(p, last, peaks)
+    known = _peaks(p, last, images, peaks)
     launches.thin_weight_gradient(p, form, config, images, last, seen, known, parts).run()
     size = (p.clients, p.outputs, p.inputs, *p.kernel)
     target = torch.empty(size, device=g.device) if to.w is None else to.w

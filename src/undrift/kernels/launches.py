@@ -92,7 +92,7 @@ def rounds_to_half(p: Problem) -> bool:
 def weight_gradient(
     p: Problem, config: Configuration, x: Tensor, g: Tensor, peaks: Tensor, parts: Tensor
 ) -> Launch:
-    """Sum g [C, B, H', W', co] times x into parts [split, C, co, taps, ci]; peaks [C] of |g|."""
+    """Sum g [C, B, H', W', co] times x into parts [split, C, co, taps, ci]; peaks [C, 2]."""
     depth = p.taps * p.inputs
     grid = (
         _tiles(depth, config["BN"]) * config["SPLIT"],
@@ -197,7 +197,7 @@ def thin_weight_gradient(
     p: Problem, form: Thin, config: Configuration, x: Tensor, g: Tensor, seen: Tensor,
     peaks: Tensor, parts: Tensor,
 ) -> Launch:  # fmt: skip
-    """Sum g, behind ReLU and pooling, times packed images; peaks [C] of |g|."""
+    """Sum g, behind ReLU and pooling, times packed images; peaks [C, 2] of both."""
     grid = (config["SPLIT"], p.clients, _tiles(p.outputs, config["BN"]))
     constants = dict(_thin_constants(p, form, config), HALF=rounds_to_half(p), **config)
     arguments = (x, g, seen, peaks, parts, p.clients, p.batch)

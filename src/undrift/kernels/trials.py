@@ -105,7 +105,7 @@ def weight_gradient(p: Problem, device: torch.device) -> Trial:
     draw = _random(2, device)
     x = draw(p.clients, p.batch, p.height, p.width, p.inputs, dtype=p.operand)
     g = draw(p.clients, p.batch, *p.between, p.outputs, dtype=p.operand)
-    peaks = largest(g)
+    peaks = torch.stack([largest(g), largest(x)], 1)
     options = candidates.for_weight_gradient(p)
     most = max(config["SPLIT"] for config in options)
     parts = g.new_empty((most, p.clients, p.outputs, p.taps, p.inputs), dtype=torch.float32)
@@ -183,7 +183,7 @@ def thin_weight_gradient(p: Problem, device: torch.device) -> Trial:
         seen = draw(*g.shape).abs().mul_(3).clamp_max_(4).to(torch.int8)
     else:
         seen = draw(*g.shape, dtype=p.operand)
-    peaks = largest(g)
+    peaks = torch.stack([largest(g), largest(images)], 1)
     options = candidates.for_thin_weight_gradient(p, form)
     most = max(math.prod(launches.thin_parts(p, form, config)) for config in options)
     parts = g.new_empty((most,), dtype=torch.float32)

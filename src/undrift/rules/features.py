@@ -122,8 +122,11 @@ def others(table: Means, client: ClientInfo) -> Tensor:
 
 def taken_in(table: Means, view: ServerView) -> Means:
     """Write the rows of accepted clients into the table."""
-    rows = torch.where(view.accepted[:, None], view.rows, table.rows[view.ids])
-    known = torch.where(view.accepted, torch.ones_like(rows[:, 0]), table.known[view.ids])
+    # a cohort may be padded with a client who takes part: its rows must all say the same
+    accepted = (view.ids[:, None] == view.ids) & view.accepted
+    some, which = accepted.any(1), accepted.to(torch.int8).argmax(1)
+    rows = torch.where(some[:, None], view.rows[which], table.rows[view.ids])
+    known = torch.where(some, torch.ones_like(rows[:, 0]), table.known[view.ids])
     return Means(*(t.index_copy(0, view.ids, v) for t, v in zip(table, (rows, known), strict=True)))
 
 

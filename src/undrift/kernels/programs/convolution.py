@@ -198,7 +198,7 @@ def weight_gradient(
     """parts[split, client, output channel, (tap, input channel)]: sums over some of the pixels.
 
     HALF: round to fp16, which has the mantissa of tf32 (matrix units cannot read 32-bit operands
-    transposed); the gradient is brought into its range by a power of two.
+    transposed); both are brought into its range by powers of two, from peaks[client, (g, x)].
     """
     DEPTH: tl.constexpr = KH * KW * CI
     TILES: tl.constexpr = (DEPTH + BN - 1) // BN
@@ -215,7 +215,8 @@ def weight_gradient(
     window = x + client * (B * HI * WI * CI) + ((down * WI + right) * CI + k % CI)[None, :]
     rows = g + client * (pixels * CO) + c[None, :]
     if HALF:
-        scale, unscale = headroom(tl.load(peaks + client))
+        scale, unscale = headroom(tl.load(peaks + 2 * client))
+        x_scale, x_unscale = headroom(tl.load(peaks + 2 * client + 1))
     total = tl.zeros((BC, BN), tl.float32)
     for step in range(split * steps, split * steps + steps):
         pixel = step * BP + tl.arange(0, BP)
@@ -235,9 +236,9 @@ def weight_gradient(
             b = tl.load(at)
         if HALF:
             a = (a * scale).to(tl.float16)
-            b = b.to(tl.float16)
+            b = (b * x_scale).to(tl.float16)
         total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
     if HALF:
-        total = total * unscale
+        total = total * unscale * x_unscale
     to = parts + ((split * clients + client) * CO + c[:, None]) * DEPTH + k[None, :]
     tl.store(to, total, mask=(c < CO)[:, None] & (k < DEPTH)[None, :])

@@ -76,8 +76,8 @@ def linear_backward(
     """One pass over w: gx = g w, and g^T x goes into dw or, MOVE, takes w an SGD step further.
 
     b is where the gradient by the bias goes, or what moves.  HALF: float32 operands are rounded to
-    fp16, which has the mantissa of tf32 (matrix units cannot read 32-bit operands transposed); the
-    gradient is brought into its range by a power of two.  RECTIFY: what was multiplied is relu(x).
+    fp16, which has the mantissa of tf32 (matrix units cannot read 32-bit operands transposed); all
+    are brought into its range by powers of two.  RECTIFY: what was multiplied is relu(x).
     """
     EVEN: tl.constexpr = (IN % BI == 0) and (OUT % BO == 0)
     tile = tl.program_id(0)
@@ -89,12 +89,16 @@ def linear_backward(
         x + client * x_client + r[:, None] * x_row + i[None, :], mask=here & (i < IN)[None, :],
         other=0.0,
     )  # fmt: skip
-    inputs = tl.where(before <= 0, 0.0, before).to(KIND) if RECTIFY else before.to(KIND)
+    inputs = tl.where(before <= 0, 0.0, before) if RECTIFY else before
     rate, kept = step_of(lr, keep, client, MOVE, RATES, KEEPS)
     scale = 1.0
     unscale = 1.0
+    x_unscale = 1.0
     if HALF:
         scale, unscale = headroom(tl.load(peaks + client))
+        x_scale, x_unscale = headroom(tl.max(tl.max(tl.abs(inputs), 1), 0))
+        inputs = inputs.to(tl.float32) * x_scale
+    inputs = inputs.to(KIND)
     total = tl.zeros((BR, BI), tl.float32)
     for first in range(0, OUT, BO):
         o = first + tl.arange(0, BO)
@@ -109,8 +113,13 @@ def linear_backward(
         if BY_INPUT or MOVE:
             weights = tl.load(w + at) if EVEN else tl.load(w + at, mask=real, other=0.0)
         if BY_INPUT:
-            total = tl.dot(rows, weights.to(KIND), total, input_precision=PRECISION)
-        change = tl.dot(tl.trans(rows), inputs, input_precision=PRECISION) * unscale
+            if HALF:
+                w_scale, w_unscale = headroom(tl.max(tl.max(tl.abs(weights), 1), 0))
+                narrow = (weights * w_scale).to(KIND)
+                total += tl.dot(rows, narrow, input_precision=PRECISION) * w_unscale
+            else:
+                total = tl.dot(rows, weights.to(KIND), total, input_precision=PRECISION)
+        change = tl.dot(tl.trans(rows), inputs, input_precision=PRECISION) * (unscale * x_unscale)
         if MOVE:
             moved = kept * weights - tl.where(rate == 0, 0.0, rate * change)
             tl.store(w + at, moved, mask=real)

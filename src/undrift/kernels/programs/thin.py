@@ -150,8 +150,10 @@ def thin_weight_gradient(
     images = x + client * (B * HI * WI * 4)
     gradients = g + client * (B * HG * WG * WIDTH)
     masks = seen + client * (B * HG * WG * WIDTH)
+    x_scale = 1.0
     if HALF:
-        scale, unscale = headroom(tl.load(peaks + client))
+        scale, unscale = headroom(tl.load(peaks + 2 * client))
+        x_scale, x_unscale = headroom(tl.load(peaks + 2 * client + 1))
     total = tl.zeros((2 * BN, DEPTH), tl.float32)
     for tile in range(split * each, tl.minimum(split * each + each, tiles)):
         top = tile * R
@@ -172,16 +174,18 @@ def thin_weight_gradient(
             for down in tl.static_range(2):
                 mine = origin == (n // BN)[None, :] + 2 * down
                 part = tl.where(mine, value, 0.0).to(value.dtype)
-                b = tl.load(inputs + down * WI * 4).to(value.dtype)
+                b = tl.load(inputs + down * WI * 4)
+                b = (b * x_scale).to(value.dtype) if HALF else b.to(value.dtype)
                 total = tl.dot(tl.trans(part), b, total, input_precision=PRECISION)
         else:
             if RELU:
                 alive = tl.load(masks + top * (WG * WIDTH) + spot, mask=kept, other=0.0) > 0
                 value = tl.where(alive, value, 0.0).to(value.dtype)
-            b = tl.load(inputs).to(value.dtype)
+            b = tl.load(inputs)
+            b = (b * x_scale).to(value.dtype) if HALF else b.to(value.dtype)
             total = tl.dot(tl.trans(value), b, total, input_precision=PRECISION)
     if HALF:
-        total = total * unscale
+        total = total * unscale * x_unscale
     rows = (split * clients + client) * tl.num_programs(2) + block
     tl.store(parts + rows * (2 * BN * DEPTH) + n[:, None] * DEPTH + k[None, :], total)
 

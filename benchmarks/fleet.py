@@ -28,6 +28,7 @@ from rounds import operations, profile, wait
 from undrift import models
 from undrift.data.partitions import DirichletClass
 from undrift.fleet import Fleet
+from undrift.papers.entries import commit
 
 CLIENTS = ("sgd", "prox", "scaf", "nova")
 SERVERS = ("sgd", "adam", "adagrad", "yogi")
@@ -143,6 +144,7 @@ def main() -> None:
         "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
         "torch": torch.__version__,
         "undrift": fl.__version__,
+        "commit": commit(),
         "precision": args.precision,
         "experiments": count,
         "together": fleet._together,

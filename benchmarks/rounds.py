@@ -28,6 +28,7 @@ from torch import nn
 
 import undrift as fl
 from undrift import models
+from undrift.papers.entries import commit
 
 
 class Work(NamedTuple):
@@ -223,7 +224,8 @@ def main() -> None:
         args.rounds, args.blocks = 2, 1
     card = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor()
     args.most = ceilings(args.device)
-    made = {"torch": torch.__version__, "device": card, "undrift": fl.__version__}
+    made = {"torch": torch.__version__, "device": card, "undrift": fl.__version__,
+            "commit": commit()}  # fmt: skip
     kept = before(args.json, made)
     made |= {"ceilings": args.most, "results": kept}
     jobs = itertools.product(

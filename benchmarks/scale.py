@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 import undrift as fl
+from undrift.papers.entries import commit
 
 RESULTS = Path(__file__).parent / "results"
 POOL = 20_000  # distinct examples
@@ -178,6 +179,7 @@ def machine(threads: int) -> dict[str, Any]:
     names = [x.split(":")[1].strip() for x in lines if x.startswith("model name")]
     return {
         "undrift": fl.__version__,
+        "commit": commit(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "cpu": names[0] if names else platform.processor(),

@@ -47,9 +47,10 @@ def rounds() -> str:
     chart(found["results"])
     works = "\n".join(f"* {name}: {text}." for name, text in WORKS.items())
     head = ["work", "algorithm", "operands", "ms a round", "TFLOP/s", "host ms", "GB"]
+    operands = ",".join(dict.fromkeys(one["options"]["precision"] for one in found["results"]))
     return f"""## Rounds on a GPU
 
-    python benchmarks/rounds.py --profile --json rounds.json      # {found["device"]}, torch {found["torch"]}
+    python benchmarks/rounds.py --precisions {operands} --profile --json rounds.json      # {found["device"]}, torch {found["torch"]}
 
 {table(head, rows)}
 ![TFLOP/s of whole rounds](pictures/speed.png)
@@ -101,12 +102,14 @@ def profiles(results: list[dict[str, Any]]) -> str:
         rows.append([
             one["work"], NAMES[one["algorithm"]], one["options"]["precision"], f"{one['ms']:.2f}",
             *(f"{v:.2f}" for v in (*sums.values(), idle)),
+            f"{100 * (1 - sums['layers'] / one['ms']):.0f} %",
             *(f"{floor[k]:.2f}" if k in floor else "" for k in ("operations", "bytes")),
         ])  # fmt: skip
         kernels = [[f"`{n[:60]}`", str(c), f"{t:.0f}"] for n, c, t in one["profile"][:8]]
         title = f"{one['work']}, {NAMES[one['algorithm']]}, {one['options']['precision']}"
         parts.append(f"{title}\n\n{table(['kernel', 'calls', 'us'], kernels)}")
     head = ["work", "algorithm", "operands", "ms a round", "layers", "algebra", "rest", "gaps"]
+    head += ["but layers"]
     head += ["floor by operations", "floor by bytes"]
     text = f"""### Where the time goes
 
@@ -116,6 +119,11 @@ matrix product, and the bytes of weights and states, each read and written as of
 rules asks for, over the rate of a large copy.
 
 {table(head, rows)}
+`but layers` is the share of a round that is not forward and backward. It is small where a step is much
+work for one kernel (feddyn_100). In small work it is the start of kernels, the drawing of batches and
+the way of the cohort's weights in and out; with SCAFFOLD and momentum it is their states, each read
+and written in every step, which no implementation that keeps them in float32 saves.
+
 The longest kernels:
 
 """
@@ -173,7 +181,7 @@ def scale() -> str:
             ])  # fmt: skip
     return f"""## Populations
 
-    python benchmarks/scale.py      # {found["machine"]["cpu"]}, {found["rounds"]} rounds each, in turns
+    python benchmarks/scale.py --threads {found["machine"]["threads"]}      # {found["machine"]["cpu"]}, {found["rounds"]} rounds each, in turns
 
 {table(["algorithm", "CPU s a round", "against the first", "peak GB"], rows)}
 A cohort of 100, 5 steps of batch 20, an MLP of 1.0M parameters; SCAFFOLD's states in the sparse file.
@@ -197,7 +205,7 @@ def peers() -> str:
     threads = "one torch thread" if counts == ["1"] else f"the best of {', '.join(counts)} threads"
     return f"""## Other simulators on a CPU
 
-    python benchmarks/peers.py      # {found["machine"]["cpu"]}, {found["machine"]["cores"]} cores
+    python benchmarks/peers.py --threads {" ".join(counts)} --repeats {found["repeats"]}      # {found["machine"]["cpu"]}, {found["machine"]["cores"]} cores
 
 {table(["work", "simulator", "versions", "CPU s a round", "against undrift"], rows)}
 CPU seconds of all threads and processes together, with {threads}, medians of {found["repeats"]} turns in
@@ -221,17 +229,25 @@ def peers_gpu() -> str:
             str(one["rounds_timed"]), f"{pfl / one['seconds_per_round']:.1f}x",
         ])  # fmt: skip
     head = ["simulator", "what", "versions", "ms a round", "rounds", "against pfl"]
+    images = "CIFAR-10" if "--data" in found["command"] else "images of its size that are made"
+    means = mean_of(found["peers"]["pfl"]) / mean_of(found["peers"]["undrift_bf16"])
     return f"""## Other simulators on a GPU
 
     # {found["machine"]["device"]}, torch {found["machine"]["torch"]}
     {found["command"]}
 
 {table(head, rows)}
-pfl-research's own CIFAR-10 benchmark: 1000 users of 50 images, 50 a round, 5 local steps of batch 10;
+The work of pfl-research's CIFAR-10 benchmark, on {images}: 1000 users of 50 images, 50 a round, 5 local steps of batch 10;
 every 10 rounds 10,000 test images, and each user of the round judged on its own images before and
 after its training. Peers take turns in one process; medians over blocks of ten rounds with their
-evaluation. pfl runs as one process, as its benchmark does on one device.
+evaluation; by means FedAvg is {means:.0f}x pfl, its first block among them. pfl, which all are compared
+with, trains FedAvg, as one process, as its benchmark does on one device.
 """
+
+
+def mean_of(peer: dict[str, Any]) -> float:
+    blocks: list[float] = peer["seconds_per_round_by_block"]
+    return sum(blocks) / len(blocks)
 
 
 FEDDYN_CNN = 797_962  # parameters
@@ -249,16 +265,27 @@ def fleets() -> str:
     width = sum(found["lanes"]) / len(found["lanes"])  # of one crew, whose steps these are
     moved = 4 * FEDDYN_CNN * PASSES_OF_THE_GRID * width * steps
     least = moved / rounds["ceilings"]["bytes"] * 1e3
+    turns = [
+        found["experiments"] * alone / together
+        for together, alone in zip(
+            *(found["by_turn"][n] for n in ("together", "alone")), strict=True
+        )
+    ]
+    rate = next(
+        r["tflops"] for r in rounds["results"]
+        if (r["work"], r["algorithm"]) == ("feddyn_100", "scaffold_momentum")
+    )  # fmt: skip
     return f"""## Experiments as one batch
 
-    python benchmarks/fleet.py --precision {found["precision"]} --json fleet.json      # {found["device"]}, torch {found["torch"]}
+    python benchmarks/fleet.py --precision {found["precision"]} --turns {len(turns)} --json fleet.json      # {found["device"]}, torch {found["torch"]}
 
 The 16 cells of ComFed's grid x 3 seeds on CIFAR-10's set-up (feddyn_cnn, 10 of 100 clients a round,
 one epoch of batch 32, client momentum 0.9, Dirichlet(0.1) over classes): {found["experiments"]} experiments as one batch take
 {found["ms_together"]:.0f} ms a round, one alone {found["ms_alone_each"]:.1f} ms: **{found["times_faster"]:.2f}x** faster than one after the other
-({found["tflops"]:.0f} TFLOP/s; alone are timed {", ".join(found["apart"])}). Building took {found["built_s"]:.0f} s. In one profiled round, of other cohorts than the mean, kernels of layers take
+(medians; {min(turns):.2f} to {max(turns):.2f} by turn, as cohorts differ in size; {found["tflops"]:.0f} TFLOP/s, {100 * found["tflops"] / rate:.0f} % of what SCAFFOLD with momentum has at 100 x 50; alone are timed {", ".join(found["apart"])}). Building took {found["built_s"]:.0f} s. In one profiled round, of other cohorts than the mean, kernels of layers take
 {sums["layers"]:.0f} ms, the algebra {sums["algebra"]:.0f} (it moves {PASSES_OF_THE_GRID} numbers for every weight and step: {least:.0f} ms at the rate of a large copy), everything else
-{sums["rest"]:.0f}; experiments whose clients do different things run side by side, so these overlap.
+{sums["rest"]:.0f}; experiments whose clients do different things run side by side, so these overlap. Labels are random here, and
+some of the runs diverge on them: {found["left_out"]["all"]} updates of {len(turns) * 10 * 10 * found["experiments"]:,} were left out as not finite.
 """
 
 
@@ -277,6 +304,10 @@ def precisions() -> str:
 {table(["operands", "accuracy %", "sd"], rows)}
 CIFAR-10, feddyn_cnn, FedAvg, 100 clients of Dirichlet(0.3), 10 a round, 2 epochs of batch 50,
 {found["rounds"]} rounds, 3 seeds as one batch. The means are at most {widest(found["results"]):.1f} pooled standard deviations apart.
+
+After one step, output and gradients of a layer are held to 3e-3 of float32's (tf32, fp16) and 2e-2
+(bf16), ten times that behind ReLU and pooling, where rounding turns signs: `tests/kernels/test_cuda.py`.
+In tf32 the backward pass rounds to fp16, which has the same mantissa; powers of two keep its range.
 """
 
 

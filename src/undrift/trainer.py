@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ from undrift.describe import describe
 from undrift.engines import ENGINES
 from undrift.engines.engine import Assignment, Engine, Outcome, Trained
 from undrift.engines.traffic import NOTHING, Traffic, look_traffic, training_traffic
-from undrift.errors import ConfigError, DataError, unknown_name
+from undrift.errors import ConfigError, DataError, UndriftError, unknown_name
 from undrift.judging import Judge
 from undrift.roster import Roster
 from undrift.rounds import Advance, Judged, JudgedClients, Opened, Reading, RoundResult
@@ -169,6 +170,9 @@ class Trainer:
         if cohort is None:
             ordered = not self.engine.orders(self.roster.work)
             cohort = self.roster.cohort(self.rounds_done, ordered=ordered)
+        if self.store.reads_ahead:
+            with suppress(UndriftError):  # there need not be another round
+                self.store.prefetch(self.roster.cohort(self.rounds_done + 1, ordered=False).ids)
         return Opened(server, cohort, self._everyone(), first, holders, started)
 
     def close_round(self, opened: Opened, server: Server, outcome: Outcome) -> Advance:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import undrift as fl
-from undrift.engines import capacity
+from undrift.engines import capacity, vectorised
 from undrift.engines.plain import is_plain, is_sequence
 from undrift.errors import ClientError, ConfigError, TaskError
 
@@ -260,3 +260,31 @@ def test_images_of_a_client_who_trains_on_alone(norm: type[nn.Module]) -> None:
         trainer.run(2)
         found.append(trainer.server.w)
     assert torch.allclose(*found, rtol=0, atol=1e-12)
+
+
+def test_what_does_not_fit_says_what_would(monkeypatch, caplog) -> None:
+    maker = torch.Generator().manual_seed(1)
+    clients = [(torch.randn(64, 100, generator=maker), torch.zeros(64, dtype=torch.int64))] * 3
+    work = fl.Work(epochs=1, batch=32)
+
+    def trainer(hidden: int) -> fl.Trainer:
+        net = nn.Sequential(nn.Linear(100, hidden), nn.Tanh(), nn.Linear(hidden, 2))
+        return fl.Trainer(fl.Task(net), fl.Federation.of(clients), fl.scaffold(0.1), work=work)
+
+    monkeypatch.setattr(capacity, "free_bytes", lambda device: 60_000)
+    trainer(8).round()
+    assert "are free: batches of " in caplog.text and "would fit" in caplog.text
+    caplog.clear()
+    trainer(400).round()
+    assert "model and states alone take" in caplog.text
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    for free, chunk, why in ((60_000, 3, "batches of 6 examples"), (300_000, 3, "chunk = 2 would")):
+        monkeypatch.setattr(vectorised, "free_bytes", lambda device, free=free: free)
+        broken = trainer(8)
+        broken.engine.chunk = chunk
+        monkeypatch.setattr(type(broken.engine), "_train", full)
+        with pytest.raises(TaskError, match=f"3 are too many for memory; .*{why}"):
+            broken.round()

@@ -39,6 +39,7 @@ class Need(NamedTuple):
     operations: float  # of the forward pass over one batch
     num_bytes: int  # memory while training
     pays: float = math.inf  # clients at a time, from which on a CPU more are slower
+    example_bytes: float = 0.0  # of it, for every example of a batch
 
 
 def need_of(algo: Algorithm, task: Task, batch: Batch, sizes: Sizes) -> Need:
@@ -59,10 +60,11 @@ def need_of(algo: Algorithm, task: Task, batch: Batch, sizes: Sizes) -> Need:
     states = (algo.local.init(w), init_client(algo, w, sizes))
     vectors = COPIES * w.numel() + 3 * size_in_floats(states)
     data = batch.x.numel() * batch.x.element_size()
-    total = 2 * sum(held.values()) + vectors * w.element_size() + 2 * data
+    fixed, moving = vectors * w.element_size(), 2 * sum(held.values()) + 2 * data
     plain = w.device.type != "cpu" or is_plain(algo)  # moves one matrix in place
     pays = math.inf if plain else max(1.0, KEPT // (w.numel() * w.element_size()))
-    return Need(float(counter.get_total_flops()), total, pays)
+    operations = float(counter.get_total_flops())
+    return Need(operations, fixed + moving, pays, moving / max(1, len(batch.x)))
 
 
 def is_small(need: Need, device: torch.device, cohort: int) -> bool:
@@ -78,15 +80,19 @@ def workers_for(need: Need, device: torch.device, cohort: int) -> int:
 
 
 def width_for(
-    need: Need, module: nn.Module, device: torch.device, most: int, workers: int = 1
-) -> int | None:
+    need: Need, module: nn.Module, device: torch.device, most: int, workers: int = 1,
+    batch: int = 1,
+) -> int | None:  # fmt: skip
     """Choose how many clients to train at a time; None is everybody.
 
-    `most` is the largest cohort there can be.
+    `most` is the largest cohort there can be, `batch` what a step sees.
     """
     if device.type == "cpu" and need.operations > ALONE and has_convolution(module):
         return 1
-    fits = max(1, int(free_bytes(device) * 0.7 / need.num_bytes / workers))
+    free = free_bytes(device)
+    fits = max(1, int(free * 0.7 / need.num_bytes / workers))
+    if need.num_bytes > free:
+        log.warning("%s", would_fit(need, batch, free))
     if min(fits, need.pays) >= most:
         return None
     if need.pays <= fits:
@@ -97,6 +103,24 @@ def width_for(
         fits,
     )
     return fits
+
+
+def would_fit(need: Need, batch: int, free: int) -> str:
+    """Say what a client with batches of so many examples takes, what there is, and what would fit.
+
+    >>> would_fit(Need(0.0, 9_000_000, example_bytes=80_000.0), 100, 5_000_000)
+    'training one client takes about 9 MB, 5 MB are free: batches of 31 examples would fit'
+    """
+    fixed = need.num_bytes - batch * need.example_bytes
+    least = int((0.7 * free - fixed) // need.example_bytes) if need.example_bytes else 0
+    told = f"training one client takes about {_amount(need.num_bytes)}, {_amount(free)} are free: "
+    if least >= 1:
+        return told + f"batches of {least} example{'s' * (least > 1)} would fit"
+    return told + f"its model and states alone take {_amount(fixed)}, so take a smaller model"
+
+
+def _amount(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.3g} MB"
 
 
 def has_convolution(module: nn.Module) -> bool:

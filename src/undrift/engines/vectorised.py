@@ -32,11 +32,13 @@ from undrift.data.spool import Streamed
 from undrift.data.work import LocalWork, Room, Work
 from undrift.engines.capacity import (
     Need,
+    free_bytes,
     has_convolution,
     is_small,
     need_of,
     width_for,
     workers_for,
+    would_fit,
 )
 from undrift.engines.dense_steps import DenseSteps, is_dense
 from undrift.engines.device_round import DeviceRound
@@ -126,7 +128,10 @@ class Vectorised(Engine):
             self.workers = workers_for(need, self.device, len(work.ids))
         if self.chunk is None:
             most = self.federation.num_clients
-            self.chunk = width_for(need, self.task.module, self.device, most, self.workers)
+            examples = work.order.shape[-1]
+            self.chunk = width_for(
+                need, self.task.module, self.device, most, self.workers, examples
+            )
         self._decided = True
 
     def _need(self, algo: Algorithm, work: Assignment) -> Need:
@@ -238,6 +243,14 @@ class Vectorised(Engine):
         work: Assignment,
     ) -> UndriftError:
         """Train the same clients one at a time to find out who failed, and where."""
+        if isinstance(error, torch.OutOfMemoryError):
+            need, free = self._need(algo, work), free_bytes(self.device)
+            fits, told = (
+                int(0.7 * free / need.num_bytes),
+                would_fit(need, work.order.shape[-1], free),
+            )
+            told = f"chunk = {fits} would fit" if 0 < fits < len(work.ids) else told
+            return TaskError(f"clients at a time: {len(work.ids)} are too many for memory; {told}")
         plain = Reference(self.task, self.federation, self.store)
         try:
             for _ in plain.run_clients(algo, broadcast, clients, work):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from undrift.core.tree import Tree
 from undrift.errors import ChangedExperiment, ConfigError, DataError
+from undrift.state.ahead import Ahead
 from undrift.state.packing import Packing
 from undrift.state.rows import Entry, FileTier, MemoryTier, Table, Tier
 
@@ -50,6 +51,7 @@ class ClientStateStore:
         path: Path | None = None,
         num_slots: int = 16,
         tier: Callable[[Tensor], Tier] | None = None,
+        reads_ahead: bool | None = None,
     ) -> None:
         self._packing = Packing(template, dtype)
         self._device = torch.device(device)
@@ -58,6 +60,10 @@ class ClientStateStore:
         self._next: Visible | None = None  # what `merged` gave last
         own = None if tier is None else tier(self._packing.fresh)
         self._tier = self._make_tier(place, path, num_slots) if own is None else own
+        # it pays where a device trains and the host, who has the rows, would wait
+        away = own is None and place != "device" and self._device.type == "cuda"
+        self.reads_ahead = away if reads_ahead is None else reads_ahead
+        self._ahead = Ahead()
 
     def _make_tier(self, place: Place, path: Path | None, num_slots: int) -> Tier:
         fresh = self._packing.fresh
@@ -81,8 +87,14 @@ class ClientStateStore:
         if table is not None:
             table.read_parts(entries, lambda rows: self._packing.pairs(rows, flat))
         else:
-            self._packing.unpack_into(self._tier.read(clients, entries), given)
+            self._packing.unpack_into(self._ahead.read(self._tier, clients, entries), given)
         return states
+
+    def prefetch(self, ids: Tensor | Sequence[int]) -> None:
+        """Begin to read the states that will be gathered next, if `reads_ahead`."""
+        if self.reads_ahead:
+            clients = list(dict.fromkeys(_as_ids(ids)))
+            self._ahead.begin(self._tier, clients, [self._visible.get(i) for i in clients])
 
     def stage(self, ids: Tensor | Sequence[int], states: Tree) -> None:
         """Hold new rows, not yet visible; chunks of one round come one after the other.
@@ -194,6 +206,7 @@ class ClientStateStore:
                 f"the stored client states do not fit: {told}. "
                 "Resume with what the run was started with, or begin in a new folder."
             )
+        self._ahead.forget()
         clients = tensors["ids"].tolist()
         entries = self._tier.restore(clients, tensors)
         self._staged = {}
@@ -213,6 +226,7 @@ class ClientStateStore:
 
     def close(self) -> None:
         """Close the row file; the store is of no use afterwards."""
+        self._ahead.close()
         self._tier.close()
 
 

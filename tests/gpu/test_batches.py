@@ -1,0 +1,95 @@
+"""Experiments as one batch, states read ahead and chosen ways, on a device with the kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import undrift as fl
+from undrift.fleet import Fleet
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def trainer(algorithm: fl.Algorithm, seed: int = 0, **settings: object) -> fl.Trainer:
+    maker = torch.Generator().manual_seed(seed)
+    sizes = (24, 40, 16, 33, 20, 28)
+    clients = [
+        (torch.randn(n, 3, 16, 16, generator=maker), torch.randint(0, 4, (n,), generator=maker))
+        for n in sizes
+    ]
+    torch.manual_seed(seed)
+    first = nn.Sequential(nn.Conv2d(3, 16, 5), nn.ReLU(), nn.MaxPool2d(2))
+    second = nn.Sequential(nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(), nn.Flatten())
+    net = nn.Sequential(first, second, nn.Linear(128, 4))
+    chosen = {"work": fl.Work(epochs=1, batch=8), "sampler": fl.Uniform(4), "device": "cuda"}
+    return fl.Trainer(
+        fl.Task(net), fl.Federation.of(clients), algorithm, seed=seed, **chosen | settings
+    )
+
+
+def grid(**settings: object) -> list[fl.Trainer]:
+    local = fl.sgd(0.01, momentum=0.9, weight_decay=1e-4)
+    cells = [(c, s) for c in ("sgd", "prox", "scaf", "nova") for s in ("sgd", "adam", "yogi")]
+    return [
+        trainer(fl.comfed(c, s, local=local), seed, **settings) for seed in (0, 1) for c, s in cells
+    ]
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_the_same_batch_twice_gives_the_same_bits(precision: str) -> None:
+    found = []
+    for _ in range(2):
+        fleet = Fleet(grid(precision=precision))
+        fleet.run(5)
+        assert fleet._together
+        found.append([t.server.w.cpu() for t in fleet.trainers])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_after_one_step_in_float32_it_is_what_runs_alone_give() -> None:
+    settings = {"precision": "float32", "work": fl.Work(steps=1, batch=8)}
+    fleet, alone = Fleet(grid(**settings)), grid(**settings)
+    fleet.run(1)
+    for one, other in zip(alone, fleet.trainers, strict=True):
+        start = one.server.w.clone()
+        one.round()
+        # the servers of ComFed divide by roots of small numbers: clients are what is compared
+        moved = max(float((one.server.w - start).norm()), 1e-3)
+        assert float((one.server.w - other.server.w).norm()) <= 1e-5 * moved + 1e-6
+
+
+@pytest.mark.parametrize("place", ["host", "file"])
+def test_states_that_are_read_ahead(place: str, tmp_path) -> None:
+    away = {"state": place, "state_path": tmp_path / "rows" if place == "file" else None}
+    found, wanted = trainer(fl.scaffold(0.05), **away), trainer(fl.scaffold(0.05))
+    assert found.store.reads_ahead and not wanted.store.reads_ahead
+    found.run(8)
+    wanted.run(8)
+    assert torch.equal(found.server.w, wanted.server.w)
+
+
+@pytest.mark.parametrize("ways", ["auto", "grouped", {"0.0": "unfold"}])
+def test_ways_that_are_named(ways: object) -> None:
+    found = trainer(fl.fedavg(0.05), ways=ways, precision="float32")
+    wanted = trainer(fl.fedavg(0.05), precision="float32")
+    found.run(3)
+    wanted.run(3)
+    assert float((found.server.w - wanted.server.w).norm() / wanted.server.w.norm()) < 1e-4
+
+
+def test_tf32_has_the_range_of_float32() -> None:
+    for size in (1e5, 1e-6):
+        found = []
+        for precision in ("tf32", "float32"):
+            one = trainer(fl.fedavg(1e-3 / size**2), precision=precision, work=fl.Work(steps=1))
+            one.federation.x.mul_(size)
+            start = one.server.w.clone()
+            one.round()
+            found.append(one.server.w - start)
+        assert found[0].isfinite().all()
+        assert float((found[0] - found[1]).norm() / found[1].norm()) < 0.05

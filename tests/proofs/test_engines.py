@@ -131,10 +131,16 @@ def others() -> dict[str, fl.Algorithm]:
 
 CHUNKS = cycle([None, 1, 2, 3, 2, None, 3])  # 7 and 4 share no factor: every pair comes up
 LASTS = cycle(["keep", "drop", "bootstrap", "full"])
-PLAN = [
-    (model, name, chunk, last)
-    for (model, name), chunk, last in zip(
-        [(model, name) for name in {**named(), **others()} for model in MODELS],
+PLAN = [  # by default a convolution or an LSTM, in turns, and the MLP
+    pytest.param(model, name, chunk, last, marks=() if model in models else pytest.mark.slow)
+    for (model, name, models), chunk, last in zip(
+        [
+            (model, name, models)
+            for name, models in zip(
+                {**named(), **others()}, cycle([("conv", "mlp"), ("lstm", "mlp")]), strict=False
+            )
+            for model in MODELS
+        ],
         CHUNKS,
         LASTS,
         strict=False,

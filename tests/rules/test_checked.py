@@ -72,8 +72,20 @@ AGGREGATES = [
 ]
 
 
+# Those that count rounds up to two; of the others the third round is like the second.
+LONG = (fl.AdaBest, fl.Moon, fl.TwoBlocks)
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda part: type(part).__name__)
 def test_rules(rule):
+    check_rule(rule, rounds=3 if isinstance(rule, LONG) else 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rule", [r for r in RULES if not isinstance(r, LONG)], ids=lambda part: type(part).__name__
+)
+def test_rules_for_longer(rule):
     check_rule(rule)
 
 

@@ -131,14 +131,13 @@ def others() -> dict[str, fl.Algorithm]:
 
 CHUNKS = cycle([None, 1, 2, 3, 2, None, 3])  # 7 and 4 share no factor: every pair comes up
 LASTS = cycle(["keep", "drop", "bootstrap", "full"])
-PLAN = [  # by default a convolution or an LSTM, in turns, and the MLP
-    pytest.param(model, name, chunk, last, marks=() if model in models else pytest.mark.slow)
-    for (model, name, models), chunk, last in zip(
+ALGORITHMS = {**named(), **others()}
+PLAN = [  # by default the models take turns: one for each algorithm
+    pytest.param(model, name, chunk, last, marks=() if model == one else pytest.mark.slow)
+    for (model, name, one), chunk, last in zip(
         [
-            (model, name, models)
-            for name, models in zip(
-                {**named(), **others()}, cycle([("conv", "mlp"), ("lstm", "mlp")]), strict=False
-            )
+            (model, name, one)
+            for name, one in zip(ALGORITHMS, cycle(MODELS), strict=False)
             for model in MODELS
         ],
         CHUNKS,
@@ -150,7 +149,7 @@ PLAN = [  # by default a convolution or an LSTM, in turns, and the MLP
 
 @pytest.mark.parametrize(("model", "name", "chunk", "last"), PLAN)
 def test_engines_agree_on_every_algorithm(model, name, chunk, last):
-    algo = {**named(), **others()}[name]
+    algo = ALGORITHMS[name]
     work = fl.Work(epochs=(1, 2) if model == "mlp" else 1, batch=4, last=last)
     more = world_for(name, fl.Uniform(count=3), work)
     plain = train(model, algo, "reference", **more)

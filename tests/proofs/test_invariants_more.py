@@ -225,8 +225,7 @@ def tiny(name: str, **options) -> fl.Trainer:
     return fl.Trainer(world.task, world.federation, built(name, lr=0.05), **chosen, **options)
 
 
-@pytest.mark.parametrize("name", NEW)
-@pytest.mark.parametrize("piece", [256, 2])
+@pytest.mark.parametrize(("name", "piece"), crossed(NEW, [256, 2]))
 def test_both_engines_agree(name, piece, monkeypatch):
     monkeypatch.setattr(engine_module, "PIECE", piece)
     plain, together = (tiny(name, engine=e) for e in ("reference", "vectorised"))

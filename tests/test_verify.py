@@ -38,7 +38,11 @@ def test_every_algorithm_has_identities_and_a_long_hand_loop() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["fedavg", "feddyn", "adabest", "rfedavg_plus", "comfed:nova-yogi"]
+    "name",
+    [
+        *("adabest", "rfedavg_plus", "comfed:nova-yogi"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "feddyn")),
+    ],
 )
 def test_rows_are_green(name: str) -> None:
     (found,) = verify([name])

@@ -23,8 +23,9 @@ from undrift.data.partitions import (
 from undrift.data.summary import summarise
 from undrift.errors import ConfigError, DataError
 
+FEW, MANY = 120, 500
 FUZZ = settings(
-    max_examples=500,
+    max_examples=FEW,
     deadline=5000,
     derandomize=True,  # the same examples in every run: a failure stays a failure
     database=None,
@@ -104,9 +105,10 @@ def check(partition, labels, parts):
         assert len(dealt) == n
 
 
+@pytest.mark.parametrize("examples", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", PARTITIONS)
-def test_a_proper_split_or_a_typed_error(name):
-    @FUZZ
+def test_a_proper_split_or_a_typed_error(name, examples):
+    @settings(FUZZ, max_examples=examples)
     @given(PARTITIONS[name], some_labels(), st.integers(0, 2**53), st.integers(1, 30))
     def fuzz(partition, labels, seed, owners):
         keys = (np.arange(len(labels)) * 7) % owners
@@ -122,7 +124,7 @@ def test_a_proper_split_or_a_typed_error(name):
     fuzz()
 
 
-@FUZZ
+@settings(FUZZ, max_examples=MANY)
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=12),
     st.floats(0, 1, exclude_min=True, exclude_max=True),
@@ -138,7 +140,7 @@ def test_helpers_lose_and_repeat_nothing(sizes, fraction, seed):
         assert sorted(np.concatenate(one + other)) == list(range(sum(sizes)))
 
 
-@FUZZ
+@settings(FUZZ, max_examples=MANY)
 @given(st.integers(2, 60), st.integers(1, 9), clients, alphas, st.integers(0, 2**53))
 def test_summaries_stay_within_their_bounds(n, classes, num_clients, alpha, seed):
     labels = np.arange(n) % classes

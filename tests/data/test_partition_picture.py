@@ -3,6 +3,7 @@ import sys
 import numpy as np
 import pytest
 
+from crossed import crossed
 from undrift.data.partitions import DirichletClient, QuantitySkew
 from undrift.errors import ConfigError, MissingExtra
 from undrift.report.partition_picture import draw_partition, partition_figure
@@ -10,8 +11,7 @@ from undrift.report.partition_picture import draw_partition, partition_figure
 LABELS = np.arange(300) % 5
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg"])
-@pytest.mark.parametrize("clients", [1, 12, 70])
+@pytest.mark.parametrize(("clients", "suffix"), crossed([1, 12, 70], ["png", "svg"]))
 def test_the_same_partition_is_the_same_file(tmp_path, clients, suffix):
     pytest.importorskip("matplotlib")
     parts = DirichletClient(clients, 0.3).split(LABELS, seed=0)

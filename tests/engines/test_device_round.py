@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import undrift as fl
+from crossed import crossed
 from undrift.core.history import Histories
 from undrift.core.seam import Seam
 from undrift.engines.device_round import DeviceRound
@@ -59,17 +60,16 @@ def test_every_algorithm_is_the_reference(name):
     assert fast.engine.plan()["graph"]
 
 
-@pytest.mark.parametrize(
-    "work",
-    [
-        fl.Work(epochs=(1, 2), batch=7),
-        fl.Work(epochs=2, batch=7, last="drop"),
-        fl.Work(epochs=1, batch=6, last="bootstrap"),
-        fl.Work(steps=3, batch=4),
-        fl.Work(steps=(1, 3), batch=None),
-    ],
-)
-@pytest.mark.parametrize("in_place", [True, False])
+WORKS = [
+    fl.Work(epochs=(1, 2), batch=7),
+    fl.Work(epochs=2, batch=7, last="drop"),
+    fl.Work(epochs=1, batch=6, last="bootstrap"),
+    fl.Work(steps=3, batch=4),
+    fl.Work(steps=(1, 3), batch=None),
+]
+
+
+@pytest.mark.parametrize(("work", "in_place"), crossed(WORKS, [True, False]))
 def test_any_work(work, in_place):
     algorithm = fl.fedavg(local=fl.sgd(0.1, weight_decay=0.1, lr_decay=0.9))
     agree(

@@ -8,6 +8,7 @@ from owned import both, everything, owners
 from torch import nn
 
 import undrift as fl
+from crossed import crossed
 from rules.needs import far
 from undrift.engines import member
 from undrift.engines.crew import Lost
@@ -100,8 +101,7 @@ def test_an_owner_that_is_always_lost_ends_the_round_and_nothing_else(monkeypatc
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------
-@pytest.mark.parametrize("state", ["device", "file"])
-@pytest.mark.parametrize("actors", [1, 2, 3])
+@pytest.mark.parametrize(("actors", "state"), crossed([1, 2, 3], ["device", "file"]))
 def test_a_run_goes_on_with_another_number_of_owners(actors, state, tmp_path):
     world = tiny_world()
     whole = everything(world, rounds=4)

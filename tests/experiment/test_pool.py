@@ -29,8 +29,17 @@ def six_by_three(*changes: str) -> list[Experiment]:
     return load(TABLE, [*SWEEP, *changes])
 
 
-def test_workers_and_one_process_give_the_same_numbers(tmp_path: Path) -> None:
-    few = six_by_three()[:3]
+def test_workers_and_one_process_give_the_same_numbers(tmp_path: Path, monkeypatch: Any) -> None:
+    """A user's module that prints must not break the line protocol between them."""
+    (tmp_path / "talkative.py").write_text(
+        "from undrift.models import build\n"
+        "def net(inputs, classes):\n"
+        "    print('hello from the model')\n"
+        "    return build('mlp', 0, inputs=inputs, hidden=4, classes=classes)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    few = [*six_by_three()[:2], *load(TABLE, ["model={use='talkative:net'}", "label=talkative"])]
     alone = run_all(few, tmp_path / "alone", jobs=1)
     recorder = Recorder()
     together = run_all(few, tmp_path / "together", jobs=2, listeners=[recorder])
@@ -146,17 +155,3 @@ def test_six_algorithms_by_three_seeds_survive_ctrl_c_and_kill(tmp_path: Path) -
         place = tmp_path / "out" / experiment.label / f"seed-{experiment.seed_number}"
         plain = json.loads(json.dumps(numbers(history)))
         assert found[place] == plain, experiment.label
-
-
-def test_a_worker_prints_into_no_event(tmp_path: Path, monkeypatch: Any) -> None:
-    """A user's module that prints must not break the line protocol."""
-    (tmp_path / "talkative.py").write_text(
-        "from undrift.models import build\n"
-        "def net(inputs, classes):\n"
-        "    print('hello from the model')\n"
-        "    return build('mlp', 0, inputs=inputs, hidden=4, classes=classes)\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    made = load(TABLE, ["model={use='talkative:net'}", "seed=0,1"])
-    assert [len(h) for h in run_all(made, tmp_path / "out", jobs=2)] == [4, 4]

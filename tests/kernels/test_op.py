@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 pytest.importorskip("triton", reason="the kernels need triton")
 
+from crossed import crossed
 from undrift import kernels
 from undrift.core.convolution import ConvShape, Seam, Way, convolve
 from undrift.core.dense import dense
@@ -107,8 +108,7 @@ def test_other_modes(channels, device, used):
     assert used == ["convolve", "gradients"] * 4
 
 
-@pytest.mark.parametrize("channels", [3, 5])
-@pytest.mark.parametrize("name", ["pool", "both", "relu"])
+@pytest.mark.parametrize(("name", "channels"), crossed(["pool", "both", "relu"], [3, 5]))
 def test_planes_are_the_same_values_where_flatten_wants_them(name, channels, device):
     operand = operands(channels, device, C)
     shape, found = SHAPES[name], []
@@ -159,8 +159,7 @@ def test_between_two_layers_activations_stay_narrow(device):
     assert distance(list(net(True)), list(net(False))) <= BOUND["fp16"]
 
 
-@pytest.mark.parametrize("scale", [1e-9, 1e9])
-@pytest.mark.parametrize("channels", [3, 5])
+@pytest.mark.parametrize(("channels", "scale"), crossed([3, 5], [1e-9, 1e9]))
 def test_tf32_gradients_of_any_size(channels, scale, device):
     """Weight gradients round to fp16, whose range they would leave without scaling."""
     mine, torchs = objectives(SHAPES["both"], Way("triton", "tf32"))

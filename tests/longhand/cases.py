@@ -29,6 +29,7 @@ WORLDS = {
     "regression": lambda: regression_world(3, SIZES, features=5),
     "quadratic": lambda: quadratic_world(4, clients=5, dim=4),
 }
+KINDS = ("softmax", "mlp", "regression")  # those whose examples come in batches
 
 
 def gap(a, b) -> float:

@@ -2,9 +2,9 @@ import pytest
 
 from undrift.verify.longhand.worlds import World
 
-from .cases import WORLDS
+from .cases import KINDS, WORLDS
 
 
-@pytest.fixture(params=["softmax", "mlp", "regression"])
+@pytest.fixture(params=KINDS)
 def world(request) -> World:
     return WORLDS[request.param]()

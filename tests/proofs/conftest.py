@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from longhand.cases import WORLDS
+from longhand.cases import KINDS, WORLDS
 from undrift.verify.longhand.worlds import World
 
 
@@ -14,7 +14,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=["softmax", "mlp", "regression"])
+@pytest.fixture(params=KINDS)
 def world(request) -> World:
     return WORLDS[request.param]()
 

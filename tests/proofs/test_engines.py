@@ -131,10 +131,15 @@ def others() -> dict[str, fl.Algorithm]:
 
 CHUNKS = cycle([None, 1, 2, 3, 2, None, 3])  # 7 and 4 share no factor: every pair comes up
 LASTS = cycle(["keep", "drop", "bootstrap", "full"])
-PLAN = [
-    (model, name, chunk, last)
-    for (model, name), chunk, last in zip(
-        [(model, name) for name in {**named(), **others()} for model in MODELS],
+ALGORITHMS = {**named(), **others()}
+PLAN = [  # by default the models take turns: one for each algorithm
+    pytest.param(model, name, chunk, last, marks=() if model == one else pytest.mark.slow)
+    for (model, name, one), chunk, last in zip(
+        [
+            (model, name, one)
+            for name, one in zip(ALGORITHMS, cycle(MODELS), strict=False)
+            for model in MODELS
+        ],
         CHUNKS,
         LASTS,
         strict=False,
@@ -144,7 +149,7 @@ PLAN = [
 
 @pytest.mark.parametrize(("model", "name", "chunk", "last"), PLAN)
 def test_engines_agree_on_every_algorithm(model, name, chunk, last):
-    algo = {**named(), **others()}[name]
+    algo = ALGORITHMS[name]
     work = fl.Work(epochs=(1, 2) if model == "mlp" else 1, batch=4, last=last)
     more = world_for(name, fl.Uniform(count=3), work)
     plain = train(model, algo, "reference", **more)

@@ -14,10 +14,12 @@ import torch
 from torch.nn import functional as F
 
 import undrift as fl
+from crossed import crossed
 from longhand.cases import (
     ADAMW,
     CLIPPED,
     HEAVY,
+    KINDS,
     LINEAR,
     RMSPROP,
     SGD,
@@ -235,7 +237,7 @@ class Shifted(fl.Scaffold):
         return torch.zeros_like(w) + 2.5
 
 
-@pytest.mark.parametrize("rounds", [ALL5, SOME5])
+@pytest.mark.parametrize(("world", "rounds"), crossed(KINDS, [ALL5, SOME5]), indirect=["world"])
 def test_i9_a_common_offset_cancels_under_full_participation_only(world, rounds):
     b, algo = unequal(world, rounds), fl.scaffold(local=local_of(SGD))
     shifted = dataclasses.replace(algo, rules=(Shifted(),))
@@ -243,7 +245,7 @@ def test_i9_a_common_offset_cancels_under_full_participation_only(world, rounds)
     (below if rounds is ALL5 else above)("I-9", found, 1e-12 if rounds is ALL5 else 1e-2)
 
 
-@pytest.mark.parametrize("option", ["I", "II"])
+@pytest.mark.parametrize(("world", "option"), crossed(KINDS, ["I", "II"]), indirect=["world"])
 def test_i10_one_step_with_everybody_is_uniform_fedavg(world, option):
     b = step_batches(world, ALL5, steps=1, batch_size=4)
     plain = run(world, ALL5, b, fl.fedavg(local=local_of(SGD), by_size=False))

@@ -3,6 +3,7 @@
 import pytest
 
 import undrift as fl
+from crossed import crossed
 from longhand.cases import HEAVY, above, below
 from proofs.bridge import gap, local_of, run
 from proofs.common import SOME5, equal, unequal
@@ -76,9 +77,9 @@ def test_comfed_scaf_is_scaffold_for_equal_sizes_only(mlp, option):
         compare("scaf = scaffold", gap(grid, alone), 1e-12 if compare is below else 1e-4)
 
 
-@pytest.mark.parametrize("style", ["mimelite", "fedadc"])
-@pytest.mark.parametrize("client", ["sgd", "prox", "scaf", "nova"])
-@pytest.mark.parametrize("server", ["sgd", "yogi"])
+@pytest.mark.parametrize(
+    ("client", "server", "style"), crossed(CLIENTS, ["sgd", "yogi"], ["mimelite", "fedadc"])
+)
 def test_i45_local_momentum_without_b_is_comfed(mlp, client, server, style):
     more = {} if server == "sgd" else {"tau": 1e-3, "server_lr": 0.05}
     b = unequal(mlp)

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import undrift as fl
-from longhand.cases import HEAVY, SGD, above, below
+from crossed import crossed
+from longhand.cases import HEAVY, KINDS, SGD, above, below
 from proofs.bridge import Run, gap, local_of, run
 from proofs.common import ALL5, SOME5, pooled, unequal
 from rules.needs import NEW, built, world_for
@@ -21,7 +22,7 @@ from undrift.verify.longhand.worlds import World, step_batches
 
 
 # ---- Mime ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("local", [SGD, HEAVY])
+@pytest.mark.parametrize(("world", "local"), crossed(KINDS, [SGD, HEAVY]), indirect=["world"])
 def test_i35_mimelite_without_beta_is_fedavg(world, local):
     b, mine = unequal(world), replace(local_of(local), weight_decay=0.0)
     plain = run(world, SOME5, b, fl.fedavg(local=mine), in_place=False)
@@ -71,7 +72,9 @@ def test_mime_with_adam_is_adam_with_a_fixed_state(mlp, corrected):
 
 
 # ---- FedADC --------------------------------------------------------------------------------------
-@pytest.mark.parametrize("form", ["heavy_ball", "nesterov"])
+@pytest.mark.parametrize(
+    ("world", "form"), crossed(KINDS, ["heavy_ball", "nesterov"]), indirect=["world"]
+)
 def test_i36_fedadc_reduces(world, form):
     b, mine = unequal(world), local_of(SGD)
     bare = fl.fedadc(beta_local=0.0, beta_global=0.0, form=form, local=mine)
@@ -222,8 +225,7 @@ def tiny(name: str, **options) -> fl.Trainer:
     return fl.Trainer(world.task, world.federation, built(name, lr=0.05), **chosen, **options)
 
 
-@pytest.mark.parametrize("name", NEW)
-@pytest.mark.parametrize("piece", [256, 2])
+@pytest.mark.parametrize(("name", "piece"), crossed(NEW, [256, 2]))
 def test_both_engines_agree(name, piece, monkeypatch):
     monkeypatch.setattr(engine_module, "PIECE", piece)
     plain, together = (tiny(name, engine=e) for e in ("reference", "vectorised"))

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import undrift as fl
-from longhand.cases import HEAVY, LINEAR, SGD, SIZES, above, below
+from crossed import crossed
+from longhand.cases import HEAVY, KINDS, LINEAR, SGD, SIZES, above, below
 from proofs.bridge import gap, local_of, run, trainer_of
 from proofs.common import ALL5, SOME5, equal, even, unequal, uniform
 from undrift.core.tree import replace
@@ -36,7 +37,7 @@ def test_i14_vrl_sgd_is_scaffold_two(mlp, local):
 
 
 # ---- AdaBest -------------------------------------------------------------------------------------
-@pytest.mark.parametrize("local", [SGD, HEAVY])
+@pytest.mark.parametrize(("world", "local"), crossed(KINDS, [SGD, HEAVY]), indirect=["world"])
 def test_i15_adabest_without_both_is_uniform_fedavg(world, local):
     b = unequal(world)
     found = run(world, SOME5, b, fl.adabest(mu=0.0, beta=0.0, local=local_of(local)))
@@ -201,7 +202,7 @@ def test_i22_by_its_own_coefficients(mlp):
     below("I-22 d_i", gap(run(mlp, SOME5, b, vra), run(mlp, SOME5, b, nova)), 1e-12)
 
 
-@pytest.mark.parametrize("rounds", [SOME5, ALL5])
+@pytest.mark.parametrize(("world", "rounds"), crossed(KINDS, [SOME5, ALL5]), indirect=["world"])
 def test_i23_fedvra_with_full_duals_is_feddyn(world, rounds):
     b, local = unequal(world, rounds), local_of(HEAVY)
     settings = {"gamma": 0.3, "a": 1.0, "d": N / len(rounds[0]), "local": local}
@@ -321,7 +322,7 @@ def test_the_defaults_of_remark_1(mlp):
 
 
 # ---- q-FFL, SlowMo -------------------------------------------------------------------------------
-@pytest.mark.parametrize("lipschitz", [None, 3.0])
+@pytest.mark.parametrize(("world", "lipschitz"), crossed(KINDS, [None, 3.0]), indirect=["world"])
 def test_i29_q_fedavg_without_q_is_uniform_fedavg(world, lipschitz):
     b, local = unequal(world), local_of(SGD)
     found = run(world, SOME5, b, fl.qfedavg(q=0.0, lipschitz=lipschitz, local=local))
@@ -336,7 +337,7 @@ def test_q_fedsgd_is_q_fedavg_with_one_full_step(world):
     below("q-FedSGD", gap(found, run(world, SOME5, b, fl.qfedavg(q=1.5, local=local))), 0.0)
 
 
-@pytest.mark.parametrize("local", [SGD, HEAVY])
+@pytest.mark.parametrize(("world", "local"), crossed(KINDS, [SGD, HEAVY]), indirect=["world"])
 def test_i30_slowmo(world, local):
     b, mine = unequal(world), local_of(local)
     bare = run(world, SOME5, b, fl.slowmo(beta=0.0, local=mine))

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from rules.needs import KINDS, every
 from undrift.data import Work
 
 from . import everyone
 from .forked import ask
-from .tiny import NAMES, assert_same_bits, everything, largest_difference, threads, trainer
+from .tiny import assert_same_bits, everything, largest_difference, threads, trainer
 
 ROUNDS = 2
 
@@ -28,14 +29,14 @@ def trained(name, seed=0, **settings):
 first_of = cache(trained)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every(KINDS))
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(name):
     first = first_of(name)
     assert_same_bits(trained(name), first)
     assert largest_difference(trained(name, seed=6), first) > 1e-6
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every(KINDS))
 def test_how_clients_are_put_together_does_not_matter(name):
     for settings in ({"chunk": 2}, {"in_place": False}):
         assert largest_difference(trained(name, **settings), first_of(name)) <= 1e-12, settings

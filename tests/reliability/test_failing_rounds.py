@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import pytest
 
+from crossed import crossed
 from undrift.core.algorithm import Algorithm
 from undrift.core.losses import cross_entropy
 from undrift.core.rule import Rule
@@ -48,11 +49,16 @@ class Looking(Rule):
         return state + view.rows.sum()
 
 
+STORES = ["device", "file"]
+ENGINES = [{"chunk": 1}, {"engine": "reference"}]
 ERRORS = [RuntimeError("no luck"), KeyboardInterrupt(), MemoryError(), SystemExit(3)]
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
-@pytest.mark.parametrize("store", ["device", "file"])
+def named(value):
+    return type(value).__name__ if isinstance(value, BaseException) else None
+
+
+@pytest.mark.parametrize(("store", "error"), crossed(STORES, ERRORS), ids=named)
 def test_a_failure_on_the_server_changes_nothing(tmp_path, store, error):
     algorithm = Algorithm((Scaffold(), Failing()))
     run, whole = trainer(algorithm, **stored(store, tmp_path)), trainer(algorithm)
@@ -66,9 +72,9 @@ def test_a_failure_on_the_server_changes_nothing(tmp_path, store, error):
     assert_same_bits(everything(run), everything(whole))
 
 
-@pytest.mark.parametrize("error", ERRORS[:2], ids=lambda e: type(e).__name__)
-@pytest.mark.parametrize("store", ["device", "file"])
-@pytest.mark.parametrize("engine", [{"chunk": 1}, {"engine": "reference"}])
+@pytest.mark.parametrize(
+    ("engine", "store", "error"), crossed(ENGINES, STORES, ERRORS[:2]), ids=named
+)
 def test_a_failure_after_some_clients_have_trained_changes_nothing(tmp_path, store, engine, error):
     calls = [1] * 9  # building a trainer tries the loss too
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rules.needs import KINDS, every
 from undrift.core.algorithm import Algorithm
 from undrift.core.losses import cross_entropy
 from undrift.core.task import Task
@@ -13,7 +14,7 @@ from undrift.errors import ChangedExperiment
 from undrift.rules import Adaptive, HeavyBall, Prox, Scaffold, fedprox
 from undrift.testing import EveryHook
 
-from .tiny import NAMES, assert_same_bits, everything, examples, network, stored, trainer
+from .tiny import assert_same_bits, everything, examples, network, stored, trainer
 
 TOGETHER = Algorithm((Scaffold(), Prox(0.1)), HeavyBall(lr=0.05), server=Adaptive("yogi"))
 HOOKS = Algorithm((EveryHook(), Prox(0.1)), HeavyBall(lr=0.05))
@@ -33,7 +34,7 @@ def halves(folder, algorithm, **settings):
     return whole, second
 
 
-@pytest.mark.parametrize("name", [*NAMES, TOGETHER, HOOKS])
+@pytest.mark.parametrize("name", [*every(KINDS), TOGETHER, HOOKS])
 def test_a_resumed_run_is_the_same_run(tmp_path, name):
     whole, resumed = halves(tmp_path, name)
     never = set(range(20)) - set(whole.store.seen)

@@ -1,6 +1,9 @@
 """How to build and run what has a name: some algorithms are particular about their world."""
 
+from collections.abc import Container
 from typing import Any
+
+import pytest
 
 import undrift as fl
 from undrift.testing.compare import distance
@@ -11,6 +14,22 @@ TAU = {name for name in fl.catalogue() if name.endswith(("adam", "adagrad", "yog
 CLASSES = {"fedvra_u": {"objective": fl.PseudoLabels(classes=3, every=3)}}  # worlds of 3 classes
 OLD = {"fedavg", "fedprox", "scaffold", "scaffold_m", "fednova", "fedavgm"}
 NEW = [n for n in fl.catalogue() if n not in OLD | TAU and not n.startswith("comfed")]
+# A cell of ComFed's grid is a client's rule and a server's: by default each of them comes up once.
+CELLS = {f"comfed:{cell}" for cell in ("sgd-yogi", "prox-adagrad", "scaf-sgd", "nova-adam")}
+# Of those that differ little, one: what is left has no kind of state or hook that these have not.
+KINDS = {
+    *("fedavg", "scaffold", "scaffold_m", "fedyogi", "fedrl", "fedadc", "mime", "feddc", "vrlsgd"),
+    *("adabest", "fedvra_u", "rfedavg", "rfedavg_plus", "moon", "qfedavg", "comfed:nova-adam"),
+}
+
+
+def every(kept: Container[str]) -> list[Any]:
+    """Give all names for a parameter; those that are not `kept` are slow."""
+    slow = pytest.mark.slow
+    return [pytest.param(n, marks=() if n in kept else slow) for n in fl.catalogue()]
+
+
+NAMED = every([n for n in fl.catalogue() if not n.startswith("comfed:") or n in CELLS])
 
 
 def built(name: str, **settings: Any) -> fl.Algorithm:

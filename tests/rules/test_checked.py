@@ -72,8 +72,35 @@ AGGREGATES = [
 ]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda part: type(part).__name__)
+# Those that count rounds up to two; of the others the third round is like the second.
+LONG = (fl.AdaBest, fl.Moon, fl.TwoBlocks)
+
+
+def first(parts):
+    """Of every class one by default; the others, and what is of other people, are slow."""
+    kinds = [type(p) for p in parts]
+    return [
+        pytest.param(
+            part,
+            id=kind.__name__,
+            marks=pytest.mark.slow
+            if kind in kinds[:i] or kind.__module__.startswith(compat.__name__)
+            else (),
+        )
+        for i, (part, kind) in enumerate(zip(parts, kinds, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("rule", first(RULES))
 def test_rules(rule):
+    check_rule(rule, rounds=3 if isinstance(rule, LONG) else 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rule", [r for r in RULES if not isinstance(r, LONG)], ids=lambda part: type(part).__name__
+)
+def test_rules_for_longer(rule):
     check_rule(rule)
 
 
@@ -91,11 +118,11 @@ ALL = [
 ]
 
 
-@pytest.mark.parametrize("rule", ALL, ids=lambda part: type(part).__name__)
+@pytest.mark.parametrize("rule", first(ALL))
 def test_rules_for_everybody(rule):
     check_rule(rule, sampler=fl.Everyone())
 
 
-@pytest.mark.parametrize("aggregate", AGGREGATES, ids=lambda part: type(part).__name__)
+@pytest.mark.parametrize("aggregate", first(AGGREGATES))
 def test_aggregates(aggregate):
     check_aggregate(aggregate)

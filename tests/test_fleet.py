@@ -138,7 +138,7 @@ def test_a_fleet_is_a_list_of_different_trainers():
     assert len(Fleet(t for t in [one]).trainers) == 1
 
 
-def test_structures_that_differ_share_the_gradient():
+def test_structures_that_differ_share_the_gradient(traced):
     names = ("fedavg", "scaffold", "moon", "fedyogi", "rfedavg", "fednova", "qfedavg", "mime")
     builds = [
         lambda n=n, s=s: trainer(catalogue()[n].build(lr=0.05), s) for s in (0, 1) for n in names
@@ -148,7 +148,7 @@ def test_structures_that_differ_share_the_gradient():
 
 
 @pytest.mark.slow
-def test_the_whole_grid_of_comfed():
+def test_the_whole_grid_of_comfed(traced):
     cells = [
         (c, s) for c in ("sgd", "prox", "scaf", "nova") for s in ("sgd", "adam", "adagrad", "yogi")
     ]

@@ -52,7 +52,7 @@ def agree(one: fl.Trainer, other: fl.Trainer, rounds: int = 2) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in catalogue() if not n.startswith("comfed:")])
-def test_every_algorithm_is_the_reference(name):
+def test_every_algorithm_is_the_reference(name, traced):
     build = BUILDS.get(name, lambda: catalogue()[name].build(lr=0.05))
     special = SPECIAL.get(name, {})
     fast = world(build(), graph=True, **special)
@@ -141,13 +141,13 @@ def test_it_goes_on_from_a_checkpoint(tmp_path):
     assert torch.equal(second.server.w, whole.server.w)
 
 
-def test_what_cannot_be_traced_runs_as_it_is():
+def test_what_cannot_be_traced_runs_as_it_is(traced):
     seen = Fused(lambda a: a * float(a.sum()), "a test", compiled=False)
-    assert torch.equal(seen(torch.ones(3)), torch.full((3,), 3.0))
+    assert torch.equal(seen(torch.ones(3)), torch.full((3,), 3.0)) and seen.is_plain
     assert torch.equal(seen(torch.full((3,), 2.0)), torch.full((3,), 12.0))
 
 
-def test_a_traced_function_writes_in_place_once():
+def test_a_traced_function_writes_in_place_once(traced):
     def add_one(a, b):
         a.add_(1)
         return a + b

@@ -88,7 +88,7 @@ BUILDS = [
         (BUILDS[:2], 1),
     ],
 )
-def test_lanes_change_no_number(builds, large, monkeypatch):
+def test_lanes_change_no_number(builds, large, monkeypatch, traced):
     """One experiment, plain steps in place, one sentence with other numbers, several sentences."""
     monkeypatch.setattr(copies, "LARGE", large)
     fleet = fl.Fleet([world(build(), seed) for seed, build in enumerate(builds)])
@@ -113,7 +113,7 @@ def test_crews_that_fill_a_device_take_their_steps_side_by_side(monkeypatch):
 
     monkeypatch.setitem(stepping.ENOUGH, "cpu", 0)
     monkeypatch.setattr(stepping, "side_by_side", one_after_the_other)
-    test_lanes_change_no_number(BUILDS[3:6], copies.LARGE, monkeypatch)
+    test_lanes_change_no_number(BUILDS[3:6], copies.LARGE, monkeypatch, None)
     assert set(seen) == {3}
 
 

@@ -110,7 +110,7 @@ class Elsewhere(ScaffoldGradient):
         (lambda lr: replace(fl.scaffold(lr, option="I"), rules=(Elsewhere(),)), False),
     ],
 )
-def test_gradients_at_the_received_model_are_taken_once(build, known):
+def test_gradients_at_the_received_model_are_taken_once(build, known, traced):
     """What rules make of them is traced; one who asks for more is asked as it is."""
     fleet = fl.Fleet([world(build(lr), seed, feature=None) for seed, lr in enumerate((0.05, 0.1))])
     fleet.run(3)

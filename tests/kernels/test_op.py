@@ -286,7 +286,7 @@ def test_other_devices_are_refused(monkeypatch):
 
 
 # -------------------------------------------------------------------------------------- ranges
-@pytest.mark.parametrize("size", [1e5, 1.0, 1e-6, 1e-8])
+@pytest.mark.parametrize("size", [1e5, pytest.param(1e-6, marks=pytest.mark.slow), 1e-8])
 def test_tf32_has_the_range_of_float32(size: float, device) -> None:
     source = torch.Generator().manual_seed(3)
 

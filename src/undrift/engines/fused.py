@@ -1,8 +1,8 @@
 """Elementwise algebra as few kernels: a function of trees, traced once and compiled.
 
 Rules are written line by line for one client; run as they stand, every line is a pass over [C, P].
-`Fused` records the operations of the first call and, on a CUDA device, lets torch's compiler put
-them into a few kernels.  What cannot be recorded or compiled is called as it is.
+On a CUDA device `Fused` records the operations of the first call and lets torch's compiler put them
+into a few kernels.  What cannot be recorded or compiled is called as it is.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from undrift.core.tree import Tree, leaves, rebuild, structure
 
 log = logging.getLogger("undrift")
 
+TRACES = False  # what is not compiled, too: it brings nothing, but shows what a device would do
 MOST_LAYERS = 16  # whose gradients are read where they are
 SORTS = (torch.ops.aten.sort.default, torch.ops.aten.sort.stable)
 
@@ -47,7 +48,7 @@ class Fused:
         self._plain = False
 
     def __call__(self, *trees: Tree) -> Tree:
-        if self._plain:
+        if self._plain or not (self.compiled or TRACES):
             return self.plain(*trees)
         given = leaves(trees)
         if self._made is None or (self.compiled and self._first != _first_of(given)):

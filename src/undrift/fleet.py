@@ -17,7 +17,7 @@ import torch
 from undrift.core.same import same
 from undrift.data import Work
 from undrift.data.checks import check_whole
-from undrift.engines.capacity import free_bytes, has_convolution
+from undrift.engines.capacity import USED, free_bytes, has_convolution
 from undrift.engines.device_round import DeviceRound
 from undrift.engines.sharded import Sharded
 from undrift.engines.turns import Shape
@@ -221,7 +221,7 @@ def pays(trainer: Trainer) -> bool:
 
 
 def _room(batch: Sequence[Trainer], trainer: Trainer) -> bool:
-    free = 0.7 * free_bytes(trainer.engine.device)
+    free = USED * free_bytes(trainer.engine.device)
     return sum(_bytes(t) for t in (*batch, trainer)) < free
 
 

@@ -77,3 +77,11 @@ def test_kinds_differ_and_circles_end():
     some.value, other.value = some, other
     assert same(some, other)
     assert not same(torch.Generator(), torch.Generator())  # who knows where they stand
+
+
+def test_every_part_is_looked_at_however_many_there_are():
+    def net(last):
+        return nn.Sequential(*(frozen(float(i)) for i in range(200)), frozen(last))
+
+    assert same(net(1.0), net(1.0)) and not same(net(1.0), net(2.0))
+    assert not same([adder(i) for i in range(200)], [adder(i) for i in range(1, 201)])

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of BatchNorm: a run's state
+from undrift.core.ops import STATISTICS
+
+Asked = dict[tuple[int, int], tuple[Any, Any]]  # pairs by their ids; held, so that ids stay theirs
 
 
 def same(one: Any, other: Any) -> bool:
@@ -21,15 +23,15 @@ def same(one: Any, other: Any) -> bool:
     >>> same(nn.Linear(3, 2), nn.Linear(3, 2)), same(nn.Dropout(0.1), nn.Dropout(0.2))
     (True, False)
     """
-    return _same(one, other, set())
+    return _same(one, other, {})
 
 
-def _same(one: Any, other: Any, asked: set[tuple[int, int]]) -> bool:
+def _same(one: Any, other: Any, asked: Asked) -> bool:
     if one is other or (id(one), id(other)) in asked:
         return True  # or it is being compared, further out
     if type(one) is not type(other):
         return False
-    asked.add((id(one), id(other)))
+    asked[id(one), id(other)] = (one, other)
     if isinstance(one, Tensor | np.ndarray):
         alike = one.shape == other.shape and one.dtype == other.dtype
         return alike and bool((one == other).all())
@@ -46,7 +48,7 @@ def _same(one: Any, other: Any, asked: set[tuple[int, int]]) -> bool:
     return bool(one == other)
 
 
-def _alike(some: Iterable[Any], others: Iterable[Any], asked: set[tuple[int, int]]) -> bool:
+def _alike(some: Iterable[Any], others: Iterable[Any], asked: Asked) -> bool:
     a, b = list(some), list(others)
     return len(a) == len(b) and all(_same(x, y, asked) for x, y in zip(a, b, strict=True))
 
@@ -71,6 +73,7 @@ def _module(module: nn.Module) -> list[Any]:
     """List what decides a module: its settings, parts, and the tensors that are not trained."""
     trained = {n: (tuple(p.shape), p.dtype) for n, p in _own(module) if p.requires_grad}
     frozen = {n: p.detach() for n, p in _own(module) if not p.requires_grad}
+    # those of a BatchNorm that trains belong to a run
     norm = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
     kept = {n: None if norm and n in STATISTICS else b for n, b in module._buffers.items()}
     rest = {n: _listed(n, v) for n, v in vars(module).items() if n not in _TENSORS}

@@ -30,6 +30,7 @@ SIDE_BY_SIDE = 2e8  # operations in the cohort's forward pass from which a secon
 # costs its page faults again (a stateful round: 1.4 times as long with 90k parameters, 1.8 with 1M
 # parameters).
 KEPT = 2e7
+USED = 0.7  # of what is free
 COPIES = 6  # vectors [P] per client in a local step: model, gradient, correction and temporaries
 
 
@@ -90,7 +91,7 @@ def width_for(
     if device.type == "cpu" and need.operations > ALONE and has_convolution(module):
         return 1
     free = free_bytes(device)
-    fits = max(1, int(free * 0.7 / need.num_bytes / workers))
+    fits = max(1, int(free * USED / need.num_bytes / workers))
     if need.num_bytes > free:
         log.warning("%s", would_fit(need, batch, free))
     if min(fits, need.pays) >= most:
@@ -112,7 +113,7 @@ def would_fit(need: Need, batch: int, free: int) -> str:
     'training one client takes about 9 MB, 5 MB are free: batches of 31 examples would fit'
     """
     fixed = need.num_bytes - batch * need.example_bytes
-    least = int((0.7 * free - fixed) // need.example_bytes) if need.example_bytes else 0
+    least = int((USED * free - fixed) // need.example_bytes) if need.example_bytes else 0
     told = f"training one client takes about {_amount(need.num_bytes)}, {_amount(free)} are free: "
     if least >= 1:
         return told + f"batches of {least} example{'s' * (least > 1)} would fit"

@@ -32,16 +32,14 @@ def seam_for(
     if by_torch and ways is None:
         return None
     usual = "triton" if not by_torch and kernels.available(device) else "grouped"
-    choices = _choices(task, ways)
-    named = {ways, *choices.values()} if isinstance(ways, str) else set(choices.values())
-    if "triton" in named:
+    default, choices = (ways, {}) if isinstance(ways, str) else (usual, _choices(task, ways))
+    if "triton" in (default, *choices.values()):
         kernels.need(device)
-    default = ways if isinstance(ways, str) else usual
     return Seam("float32" if by_torch else precision or "tf32", choices, default)
 
 
-def _choices(task: Task, ways: Ways | None) -> dict[str, str]:
-    if ways is None or isinstance(ways, str):
+def _choices(task: Task, ways: Mapping[str, str] | None) -> dict[str, str]:
+    if ways is None:
         return {}
     if not isinstance(ways, Mapping):
         raise ConfigError(f"ways must be one name, or names by layer, got {ways!r}")

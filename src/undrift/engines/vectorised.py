@@ -31,6 +31,7 @@ from undrift.data.federation import Federation
 from undrift.data.spool import Streamed
 from undrift.data.work import LocalWork, Room, Work
 from undrift.engines.capacity import (
+    USED,
     Need,
     free_bytes,
     has_convolution,
@@ -245,11 +246,10 @@ class Vectorised(Engine):
         """Train the same clients one at a time to find out who failed, and where."""
         if isinstance(error, torch.OutOfMemoryError):
             need, free = self._need(algo, work), free_bytes(self.device)
-            fits, told = (
-                int(0.7 * free / need.num_bytes),
-                would_fit(need, work.order.shape[-1], free),
-            )
-            told = f"chunk = {fits} would fit" if 0 < fits < len(work.ids) else told
+            fits = int(USED * free / need.num_bytes)
+            told = f"chunk = {fits} would fit"
+            if not 0 < fits < len(work.ids):
+                told = would_fit(need, work.order.shape[-1], free)
             return TaskError(f"clients at a time: {len(work.ids)} are too many for memory; {told}")
         plain = Reference(self.task, self.federation, self.store)
         try:

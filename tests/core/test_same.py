@@ -85,3 +85,13 @@ def test_every_part_is_looked_at_however_many_there_are():
 
     assert same(net(1.0), net(1.0)) and not same(net(1.0), net(2.0))
     assert not same([adder(i) for i in range(200)], [adder(i) for i in range(1, 201)])
+
+
+def test_a_recurrent_layer_holds_its_weights_twice_more():
+    def net(dropout=0.0, trained=True):
+        made = nn.LSTM(3, 4, 2, dropout=dropout)
+        made.weight_hh_l1.requires_grad_(trained)
+        return made
+
+    assert same(net(), net()) and not same(net(), net(dropout=0.1))
+    assert not same(net(trained=False), net(trained=False))  # frozen, and drawn apart

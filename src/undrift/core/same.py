@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Iterable, Mapping
 from types import FunctionType, MethodType
 from typing import Any
@@ -33,8 +34,7 @@ def _same(one: Any, other: Any, asked: Asked) -> bool:
         return False
     asked[id(one), id(other)] = (one, other)
     if isinstance(one, Tensor | np.ndarray):
-        alike = one.shape == other.shape and one.dtype == other.dtype
-        return alike and bool((one == other).all())
+        return _equal(one, other)
     if isinstance(one, nn.Module):
         return _alike(_module(one), _module(other), asked)
     if isinstance(one, Mapping):
@@ -42,10 +42,18 @@ def _same(one: Any, other: Any, asked: Asked) -> bool:
         return keys and _alike(one.values(), other.values(), asked)
     if isinstance(one, tuple | list):
         return _alike(one, other, asked)
+    if isinstance(one, weakref.ref):  # as nn.LSTM has of its weights
+        return _same(one(), other(), asked)
     parts = _parts(one)
     if parts is not None:
         return _alike(parts, _parts(other) or (), asked)
     return bool(one == other)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    alike = bool(one.shape == other.shape and one.dtype == other.dtype)
+    trained = isinstance(one, nn.Parameter) and one.requires_grad and other.requires_grad
+    return alike and (trained or bool((one == other).all()))
 
 
 def _alike(some: Iterable[Any], others: Iterable[Any], asked: Asked) -> bool:

@@ -62,6 +62,24 @@ def test_an_episode_ends_at_its_target():
     assert reward == pytest.approx(64 ** (info["accuracy"] - 0.01) - 1)
 
 
+def test_it_may_go_on_behind_its_target_and_without_progress():
+    goes_on = ("agent.target=0.01", "agent.ends=false", "agent.patience=1", "agent.progress=1.0")
+    env = FederationEnv(*small(*goes_on))
+    env.reset(seed=0)
+    steps = [env.step(np.zeros(2, np.float32)) for _ in range(4)]
+    assert [(over, cut) for _, _, over, cut, _ in steps] == [(False, False)] * 3 + [(False, True)]
+    assert all(reward > 0 for _, reward, *_ in steps)  # better than the target
+
+    vector = FederationVecEnv(Episodes(*small(*goes_on), range(3)))
+    vector.reset()
+    rewards = []
+    for _ in range(4):
+        vector.step_async(np.zeros((3, 2), np.float32))
+        rewards.append(vector.step_wait()[1])
+    assert np.allclose(vector.first, np.sum(rewards, 0))  # the whole episode counts
+    assert vector.first_rounds.tolist() == [1, 1, 1]  # and how long it took to the target
+
+
 def test_without_progress_it_is_cut_off():
     env = FederationEnv(*small("agent.patience=2", "agent.progress=1.0", "agent.rounds=9"))
     env.reset(seed=0)
@@ -199,6 +217,7 @@ def test_rewards_lie_between_minus_one_and_zero_up_to_the_target():
         (["algorithm.use=fedavg"], "leave it out"),
         (["algorithm.client=proxx"], "Did you mean 'prox'"),
         (["algorithm.policy=digits"], "policy"),
+        (["agent.ends=1"], "ends is true or false, got 1"),
         (["seed=0,1"], "give no lists"),
     ],
 )

@@ -70,10 +70,10 @@ class FederationEnv(gymnasium.Env[Observation, Observation]):
     def step(self, action: Observation) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Act on this round's update, then let clients train on the next one."""
         turned = self.episodes.act(np.asarray(action, np.float64).reshape(1, -1))[0]
-        if not (turned.reached or turned.stopped):
+        if not (turned.over or turned.stopped):
             self._seen = self._observed()
         info = told(turned, self.episodes.settings.metric)
-        return self._seen, turned.reward, turned.reached, turned.stopped, info
+        return self._seen, turned.reward, turned.over, turned.stopped, info
 
     def _observed(self) -> Observation:
         return self.episodes.observe()[0].astype(np.float32)
@@ -91,7 +91,8 @@ class FederationVecEnv(VecEnv):
         self.numbers = [0] * len(episodes)  # of the episodes within
         self._totals = np.zeros(len(episodes))
         self.first = np.zeros(len(episodes))  # return of every slot's first episode since `reset`
-        self.first_rounds = np.zeros(len(episodes))  # and its rounds
+        self.first_rounds = np.zeros(len(episodes))  # and its rounds, at most those to the target
+        self._there = np.zeros(len(episodes), bool)  # whether that one has come to the target
         self._seen = np.zeros((len(episodes), episodes.inputs), np.float32)
         self._actions: Numbers = np.zeros((len(episodes), episodes.actions))
         super().__init__(len(episodes), *spaces(episodes))
@@ -101,6 +102,7 @@ class FederationVecEnv(VecEnv):
         self.begun += 1
         self.numbers = [0] * self.num_envs
         self.first, self.first_rounds = np.zeros(self.num_envs), np.zeros(self.num_envs)
+        self._there = np.zeros(self.num_envs, bool)
         for slot in range(self.num_envs):
             self._begin(slot)
         self._seen = self._observed()
@@ -122,8 +124,9 @@ class FederationVecEnv(VecEnv):
         self._totals += rewards
         still = np.array(self.numbers) == 1
         self.first += still * rewards
-        self.first_rounds += still
-        ended = np.array([t.reached or t.stopped for t in turned])
+        self.first_rounds += still & ~self._there
+        self._there |= still & np.array([t.reached for t in turned])
+        ended = np.array([t.over or t.stopped for t in turned])
         infos = [self._info(slot, one) for slot, one in enumerate(turned)]
         for slot in np.flatnonzero(ended):
             self._begin(int(slot))
@@ -132,7 +135,7 @@ class FederationVecEnv(VecEnv):
 
     def _info(self, slot: int, turned: Turned) -> dict[str, Any]:
         info = told(turned, self.episodes.settings.metric)
-        if turned.reached or turned.stopped:
+        if turned.over or turned.stopped:
             info["terminal_observation"] = self._seen[slot]
             info["TimeLimit.truncated"] = turned.stopped
             info["episode"] = {"r": float(self._totals[slot]), "l": turned.round, "t": 0.0}

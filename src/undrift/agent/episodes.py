@@ -38,7 +38,8 @@ class Turned(NamedTuple):
     """What came of one action."""
 
     reward: float
-    reached: bool  # the target: the episode is over
+    reached: bool  # the target
+    over: bool  # by reaching it
     stopped: bool  # no progress, or no rounds left: it is cut off here
     value: float  # of the metric
     round: int
@@ -179,8 +180,10 @@ class Episodes:
         course.best, course.waited = (higher, 0) if better else (course.best, course.waited + 1)
         goal = settings.target if settings.metric == "accuracy" else -settings.target
         reached, done = higher >= goal, self.trainers[slot].rounds_done
-        stopped = not reached and (course.waited >= settings.patience or done >= settings.rounds)
-        return Turned(reward_of(value, settings), reached, stopped, value, done)
+        over = reached and settings.ends
+        given_up = settings.ends and course.waited >= settings.patience
+        stopped = not over and (given_up or done >= settings.rounds)
+        return Turned(reward_of(value, settings), reached, over, stopped, value, done)
 
 
 def _steered_of(experiment: Experiment) -> tuple[Steered, int]:

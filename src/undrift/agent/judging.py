@@ -67,8 +67,9 @@ def _play(games: Episodes, layers: Layers, count: int) -> tuple[list[Any], ...]:
             returns[slot] += one.reward
             values[slot] = one.value
             knobs[slot].append(stand[slot])
-            over[slot] = one.reached  # without progress it goes on: all are given the same time
-            reached[slot] = one.round if one.reached else None
+            over[slot] = one.over  # without progress it goes on: all are given the same time
+            if one.reached and reached[slot] is None:
+                reached[slot] = one.round
         if all(over):
             break
     return returns, reached, values, knobs

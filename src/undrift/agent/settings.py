@@ -25,13 +25,14 @@ class AgentSettings:
     """How an agent is trained; the defaults are FedRL's, and of PPO those of stable-baselines3.
 
     An episode ends where `metric` ("accuracy", or "loss") reaches `target`, after `patience`
-    rounds without progress, or after `rounds`.  Each of `rollouts` trains `episodes` of them side
-    by side.
+    rounds without progress, or after `rounds`; with `ends` false only there, so that an agent
+    learns what comes behind the target.  Each of `rollouts` trains `episodes` side by side.
     """
 
     target: float = 0.99
     metric: str = "accuracy"
     rounds: int = 50
+    ends: bool = True
     patience: int = 20
     progress: float = 0.001  # of accuracy, or as a share of the loss
     base: float = 64.0  # of the reward

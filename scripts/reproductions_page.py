@@ -265,12 +265,15 @@ def rounds(found: dict[str, Any], most: int) -> str:
 
 def alternatives(entries: Sequence[dict[str, Any]]) -> str:
     """List runs with something changed."""
+    goals = [[rounds(one, e["rounds"]) for one in e["ours"].get("rounds_to", [])] for e in entries]
     rows = [
-        [e["title"], e["name"], ", ".join(f"`{c}`" for c in e["changes"]), number(e["ours"]),
-         number(e["paper"]), difference(e)]
-        for e in entries
+        [e["title"], e["name"], ", ".join(f"`{c}`" for c in e["changes"]),
+         number(e["ours"], 2 if (e["ours"].get("value") or 1) >= 1 else 4),
+         number(e["paper"]), difference(e), *([", ".join(goal)] if any(goals) else [])]
+        for e, goal in zip(entries, goals, strict=True)
     ]  # fmt: skip
-    return table(["setting", "method", "changed", "ours", "paper", "difference"], rows)
+    head = ["setting", "method", "changed", "ours", "paper", "difference"]
+    return table([*head, *(["rounds to target"] if any(goals) else [])], rows)
 
 
 def missing(settings: Sequence[Setting], cells: dict[tuple[str, str], Any]) -> str:

@@ -124,16 +124,19 @@ def _rounds(count: int) -> str:
 
 
 def number(found: dict[str, Any]) -> str:
-    """Write mean ± deviation.
+    """Write mean ± deviation: accuracies in %, or small losses.
 
     >>> number({"value": 67.72, "std": 0.2}), number({"value": 33.1, "std": None})
     ('67.72 ± 0.20', '33.10')
+    >>> number({"value": 0.00389, "std": 0.0002})
+    '0.0039 ± 0.0002'
     """
     lost = found.get("diverged")
     if found.get("value") is None:
         return "diverged" if lost else "-"
     std = found.get("std")
-    told = f"{found['value']:.2f}" + ("" if std is None else f" ± {std:.2f}")
+    digits = 2 if found["value"] >= 1 else 4
+    told = f"{found['value']:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
     return f"{told} ({lost} diverged)" if lost else told
 
 

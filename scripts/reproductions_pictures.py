@@ -12,6 +12,7 @@ from undrift.papers import read_records
 ALSO_DRAWN = ("train_loss", "train_accuracy", "norm_model", "client_accuracy_worst10")
 MOST_LINES = 8  # of one panel; more methods are drawn in panels of
 FEW_LINES = 4
+CLOSE = "target"  # the panel around a figure's target
 WIDE = 100.0  # largest over smallest value from which on a panel is logarithmic
 
 Found = dict[int, dict[str, Any]]  # the record of each method, by its place in the table
@@ -33,13 +34,17 @@ def draw(records: Path, folder: Path) -> None:
             if not found:
                 continue
             panels = panels_of(found)
+            if setting.paper["shows"] == "curve" and targets_of(found):
+                panels += [(some, CLOSE) for some, metric in panels if metric is None]
             across = min(2, len(panels)) if len(panels) > 3 else len(panels)
             down = math.ceil(len(panels) / across)
             figure, axes = plt.subplots(
                 down, across, figsize=(7.2 * across, 4 * down), squeeze=False, layout="tight"
             )
             for place, (some, metric) in zip(axes.flat, panels, strict=False):
-                draw_curves(place, setting, some, metric)
+                draw_curves(place, setting, some, None if metric == CLOSE else metric)
+                if metric == CLOSE:
+                    go_close(place, targets_of(found)[-1])
             for place in axes.flat[len(panels) :]:
                 place.set_axis_off()
             folder.mkdir(parents=True, exist_ok=True)
@@ -81,6 +86,19 @@ def draw_curves(axes: Any, setting: Setting, found: Found, metric: str | None) -
     axes.set_title(setting.name + ("" if figure else " (x: the paper's)"))
     axes.grid(color="#e3e7ea")
     axes.legend(fontsize=7, ncols=2)
+
+
+def targets_of(found: Found) -> list[float]:
+    """Give the targets that rounds were counted to."""
+    return [goal["target"] for goal in next(iter(found.values()))["ours"].get("rounds_to", [])]
+
+
+def go_close(axes: Any, target: float) -> None:
+    """Show what happens around the target: an accuracy in %, or a loss below 1."""
+    axes.axhline(target, color="#888888", linewidth=0.8, linestyle=":")
+    axes.set_yscale("linear")
+    axes.set_ylim(*((target - 3, min(100.0, target + 1)) if target >= 1 else (0, 4 * target)))
+    axes.set_title(f"around {target:g}")
 
 
 def best_so_far(setting: Setting, metric: str | None) -> bool:

@@ -30,7 +30,9 @@ class Score(NamedTuple):
     def table(self) -> dict[str, Any]:
         """Write it as plain JSON; a value that is no number, of a model that diverged, is None."""
         values = [v if math.isfinite(v) else None for v in self.values]
-        return {**self._asdict(), "values": values, "mean_return": float(np.mean(self.returns))}
+        knobs = [[[round(v, 6) for v in knob] for knob in one] for one in self.knobs]
+        mean = float(np.mean(self.returns))
+        return {**self._asdict(), "values": values, "knobs": knobs, "mean_return": mean}
 
 
 def evaluate(

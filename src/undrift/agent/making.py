@@ -49,6 +49,16 @@ def make_policy(
         "rollouts": training.history,
     }
     disk.write_atomically(out / POLICY, [data])
-    text = json.dumps(record, indent=1, allow_nan=False) + "\n"
-    disk.write_atomically(out / RECORD, [text.encode()])
+    disk.write_atomically(out / RECORD, [written(record).encode()])
     return record
+
+
+def written(record: dict[str, Any]) -> str:
+    """Write a record as JSON, each part of it on lines of its own."""
+    lines = []
+    for name, value in record.items():
+        text = json.dumps(value, allow_nan=False)
+        if isinstance(value, list):
+            text = "[\n" + ",\n".join(f"  {json.dumps(v, allow_nan=False)}" for v in value) + "]"
+        lines.append(f" {json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"

@@ -169,18 +169,19 @@ def made_with(entries: Sequence[dict[str, Any]]) -> str:
 
 
 def side_by_side(settings: Sequence[Setting], cells: dict[tuple[str, str], Any]) -> str:
-    """Set our numbers beside the paper's."""
-    paper = settings[0].paper
+    """Set our numbers beside the paper's, in a table for all settings that show the same."""
     others = sorted({n for e in cells.values() for n in e["others"]})
-    head = ["setting", "method", *columns(paper), *others]
-    rows = []
+    made: dict[tuple[str, ...], list[list[str]]] = {}
     for setting in settings:
+        rows = made.setdefault(tuple(columns(setting.paper)), [])
         for method in setting.cells:
             entry = cells.get((setting.name, method))
             if entry is not None:
                 more = [number(entry["others"].get(n, {})) for n in others]
-                rows.append([setting.title, entry["name"], *numbers(paper, entry), *more])
-    return table(head, rows)
+                rows.append([setting.title, entry["name"], *numbers(setting.paper, entry), *more])
+    return "\n\n".join(
+        table(["setting", "method", *head, *others], rows) for head, rows in made.items() if rows
+    )
 
 
 def columns(paper: dict[str, Any]) -> list[str]:

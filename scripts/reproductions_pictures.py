@@ -44,7 +44,8 @@ def draw(records: Path, folder: Path) -> None:
             for place, (some, metric) in zip(axes.flat, panels, strict=False):
                 draw_curves(place, setting, some, None if metric == CLOSE else metric)
                 if metric == CLOSE:
-                    go_close(place, targets_of(found)[-1])
+                    loss = "loss" in setting.paper.get("metric", "")
+                    go_close(place, targets_of(found)[-1], loss)
             for place in axes.flat[len(panels) :]:
                 place.set_axis_off()
             folder.mkdir(parents=True, exist_ok=True)
@@ -93,11 +94,11 @@ def targets_of(found: Found) -> list[float]:
     return [goal["target"] for goal in next(iter(found.values()))["ours"].get("rounds_to", [])]
 
 
-def go_close(axes: Any, target: float) -> None:
-    """Show what happens around the target: an accuracy in %, or a loss below 1."""
+def go_close(axes: Any, target: float, loss: bool) -> None:
+    """Show what happens around the target: an accuracy in %, or a loss."""
     axes.axhline(target, color="#888888", linewidth=0.8, linestyle=":")
     axes.set_yscale("linear")
-    axes.set_ylim(*((target - 3, min(100.0, target + 1)) if target >= 1 else (0, 4 * target)))
+    axes.set_ylim(*((0, 4 * target) if loss else (target - 3, min(100.0, target + 1))))
     axes.set_title(f"around {target:g}")
 
 

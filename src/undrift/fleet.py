@@ -175,7 +175,8 @@ def _checked(trainers: Any) -> list[Trainer]:
 def difference(one: Trainer, other: Trainer) -> str | None:
     """Tell what keeps two trainers from sharing a batch; None if nothing does."""
     a, b = _common(one), _common(other)
-    found = next((name for name in a if not same(a[name], b[name])), None)
+    modules = a["module"], b["module"]
+    found = next((name for name in a if not same(a[name], b[name], within=modules)), None)
     if found is None:
         return None
     told = [str(values[found]) for values in (a, b)]

@@ -80,6 +80,24 @@ def test_it_may_go_on_behind_its_target_and_without_progress():
     assert vector.first_rounds.tolist() == [1, 1, 1]  # and how long it took to the target
 
 
+def test_a_model_that_diverged_has_no_accuracy():
+    env = FederationEnv(*small("algorithm.server_lr=1e300", "agent.ends=false"))
+    env.reset(seed=0)
+    _, reward, over, cut, info = env.step(np.zeros(2, np.float32))
+    assert (reward, over, cut) == (-1.0, False, False)
+    assert math.isnan(info["accuracy"]) and not info["reached"]
+
+
+def test_steps_are_taken_in_an_episode():
+    env = FederationEnv(*small("agent.target=0.01"))
+    with pytest.raises(ConfigError, match="call reset"):
+        env.step(np.zeros(2, np.float32))
+    env.reset(seed=0)
+    assert env.step(np.zeros(2, np.float32))[2]  # over
+    with pytest.raises(ConfigError, match="it is over"):
+        env.step(np.zeros(2, np.float32))
+
+
 def test_without_progress_it_is_cut_off():
     env = FederationEnv(*small("agent.patience=2", "agent.progress=1.0", "agent.rounds=9"))
     env.reset(seed=0)
@@ -201,7 +219,7 @@ def test_rewards_lie_between_minus_one_and_zero_up_to_the_target():
     ("changes", "says"),
     [
         (["agent.target=1.5"], "agent.target = 1.5 must be a number from 0 to 1"),
-        (["agent.target=0"], "above 0 is to be reached"),
+        (["agent.target=0"], "to reach is above 0"),
         (["agent.target=high"], "agent.target"),
         (["agent.metric=acuracy"], "Did you mean 'accuracy'"),
         (["agent.knobs=['alpha1','beta']"], "no knobs named 'beta'"),
@@ -218,6 +236,9 @@ def test_rewards_lie_between_minus_one_and_zero_up_to_the_target():
         (["algorithm.client=proxx"], "Did you mean 'prox'"),
         (["algorithm.policy=digits"], "policy"),
         (["agent.ends=1"], "ends is true or false, got 1"),
+        (["rounds=3"], "agent.rounds"),
+        (["agent.knobs=3"], "Steering.knobs = 3: give names"),
+        (["agent.reach=true"], "Steering.reach = True"),
         (["seed=0,1"], "give no lists"),
     ],
 )

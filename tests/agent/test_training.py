@@ -16,7 +16,7 @@ import undrift as fl
 from undrift.agent import AgentSettings, load_agent
 from undrift.cli import main
 from undrift.core.tree import replace
-from undrift.errors import ChangedExperiment
+from undrift.errors import ChangedExperiment, ConfigError
 from undrift.rules.policy import Policy, encode_policy, read_policy
 from undrift.rules.steered import chosen
 
@@ -70,6 +70,8 @@ def test_a_training_that_goes_on_is_the_one_that_was_never_stopped(trained, tmp_
     assert not longer.done and longer.run(nothing) and len(longer.history) == 3
     with pytest.raises(ChangedExperiment, match="target"):
         Training(*small("agent.target=0.8"), tmp_path)
+    with pytest.raises(ConfigError, match=r"has done 3 rollouts, agent\.rollouts = 2"):
+        Training(*small(), tmp_path)
 
 
 def test_ppo_is_as_the_settings_say(trained):

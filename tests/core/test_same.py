@@ -1,6 +1,9 @@
 """What computes the same, and what only looks so."""
 
 import functools
+import random
+from collections import defaultdict
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -95,3 +98,96 @@ def test_a_recurrent_layer_holds_its_weights_twice_more():
 
     assert same(net(), net()) and not same(net(), net(dropout=0.1))
     assert not same(net(trained=False), net(trained=False))  # frozen, and drawn apart
+
+
+@dataclass
+class Settings:
+    value: torch.Tensor
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+
+class Both(Slotted):
+    pass
+
+
+class Named(list):
+    pass
+
+
+def with_attribute(value, made):
+    made.note = value
+    return made
+
+
+def shown(x):
+    return x
+
+
+def labelled(value):
+    def made(x):
+        return x
+
+    made.label = value
+    return made
+
+
+HELD = [
+    lambda v: Settings(torch.tensor([v, 1.0])),
+    Slotted,
+    Both,
+    lambda v: with_attribute(v, Named([1])),
+    lambda v: defaultdict(int if v == 1 else list, a=1),
+    labelled,
+    lambda v: 0.0 if v == 1 else -0.0,
+    lambda v: with_attribute({"own_hooks": v}, nn.ReLU()),
+    # not registered: nobody trains it
+    lambda v: with_attribute([nn.Parameter(torch.tensor(v))], nn.ReLU()),
+    lambda v: functools.partial(add, y=frozen(v).requires_grad_(True)),
+]
+
+
+@pytest.mark.parametrize("make", HELD)
+def test_nothing_that_is_held_is_overlooked(make):
+    torch.manual_seed(0)
+    one = make(1.0)
+    torch.manual_seed(0)
+    assert same(one, make(1.0))
+    torch.manual_seed(0)
+    assert not same(one, make(2.0))
+
+
+def test_what_cannot_be_looked_into_is_one_or_another():
+    assert not same(random.Random(1), random.Random(1))
+    held = random.Random(1)
+    assert same(with_attribute(held, nn.ReLU()), with_attribute(held, nn.ReLU()))
+
+    def never(x):
+        return later(x) if x else None
+
+    assert same(never, never)
+    if never is None:
+        later = shown  # an empty cell
+    assert not same(never, shown)
+
+
+def test_only_the_parameters_of_the_module_may_start_elsewhere():
+    def tied(first, second):
+        layers = [nn.Linear(2, 2, bias=False) for _ in range(3)]
+        layers[first].weight = layers[second].weight
+        return nn.Sequential(*layers)
+
+    assert same(tied(0, 1), tied(0, 1)) and not same(tied(0, 1), tied(1, 2))
+    assert not same(nn.Linear(2, 2), frozen(1.0)) and not same(frozen(1.0), nn.Linear(2, 2))
+
+    def loss(module):
+        return lambda out: out - module.weight
+
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    assert same(loss(one), loss(other), within=(one, other))  # what is trained, by reference
+    assert not same(loss(nn.Linear(2, 2)), loss(nn.Linear(2, 2)), within=(one, other))

@@ -12,7 +12,7 @@ import numpy as np
 
 from undrift.agent.episodes import Episodes, Numbers, Turned
 from undrift.agent.settings import AgentSettings
-from undrift.errors import MissingExtra
+from undrift.errors import ConfigError, MissingExtra
 from undrift.experiment.spec import Experiment
 from undrift.rules.steered import FARTHEST
 
@@ -41,14 +41,15 @@ def spaces(episodes: Episodes) -> tuple[Any, Any]:
 
 def told(turned: Turned, metric: str) -> dict[str, Any]:
     """Tell what an environment says beside the reward."""
-    return {metric: turned.value, "round": turned.round}
+    return {metric: turned.value, "round": turned.round, "reached": turned.reached}
 
 
 class FederationEnv(gymnasium.Env[Observation, Observation]):
     """One federation: every step is a round, whose server step the action decides on.
 
-    An episode ends at the target; it is cut off (`truncated`) where it makes no progress or has no
-    rounds left.  Then the last observation is repeated: no client trains for it.
+    An episode ends at the target, unless `agent.ends` is false; it is cut off (`truncated`) where
+    it makes no progress or has no rounds left.  Then the last observation is repeated: no client
+    trains for it.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012  gymnasium's own declaration
@@ -57,6 +58,7 @@ class FederationEnv(gymnasium.Env[Observation, Observation]):
         self.episodes = Episodes(experiment, settings, [0])
         self.observation_space, self.action_space = spaces(self.episodes)
         self._seen = np.zeros(self.episodes.inputs, np.float32)
+        self._goes_on = False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -64,13 +66,16 @@ class FederationEnv(gymnasium.Env[Observation, Observation]):
         """Begin an episode; its model, batches and cohorts follow from the seed."""
         super().reset(seed=seed)
         self.episodes.begin(0, int(self.np_random.integers(1, 2**31)))
-        self._seen = self._observed()
+        self._seen, self._goes_on = self._observed(), True
         return self._seen, {"round": 0}
 
     def step(self, action: Observation) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Act on this round's update, then let clients train on the next one."""
+        if not self._goes_on:
+            raise ConfigError("no episode has begun, or it is over: call reset() before step()")
         turned = self.episodes.act(np.asarray(action, np.float64).reshape(1, -1))[0]
-        if not (turned.over or turned.stopped):
+        self._goes_on = not (turned.over or turned.stopped)
+        if self._goes_on:
             self._seen = self._observed()
         info = told(turned, self.episodes.settings.metric)
         return self._seen, turned.reward, turned.over, turned.stopped, info

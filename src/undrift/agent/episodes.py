@@ -152,7 +152,10 @@ class Episodes:
             raise ConfigError("an action is NaN or infinite: give numbers from -1 to 1")
         self._move(torch.from_numpy(np.asarray(actions, dtype=np.float64)))
         values = self._jury.judge([(t.server.w, t.server.buffers) for t in self.trainers])
-        return [self._turned(e, value) for e, value in enumerate(values)]
+        # NaN outputs have a largest class, too: a model that diverged has no accuracy
+        sound = torch.stack([t.server.w.isfinite().all() for t in self.trainers]).tolist()
+        known = [v if s else math.nan for v, s in zip(values, sound, strict=True)]
+        return [self._turned(e, value) for e, value in enumerate(known)]
 
     def _move(self, actions: Tensor) -> None:
         """Take everybody's server step, as one."""

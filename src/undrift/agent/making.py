@@ -9,7 +9,7 @@ from typing import Any
 
 from undrift.agent.judging import evaluate
 from undrift.agent.settings import load_agent
-from undrift.agent.training import Told, Training
+from undrift.agent.training import FREE, Told, Training
 from undrift.experiment.environment import environment
 from undrift.rules.policy import decode_policy, encode_policy
 from undrift.state import disk
@@ -35,7 +35,7 @@ def make_policy(
     scores = evaluate(experiment, settings, training.layers())
     about = {
         "name": experiment.name,
-        "agent": settings.table(),
+        "agent": {n: v for n, v in settings.table().items() if n not in FREE},
         "rounds": len(training.history) * settings.rounds * settings.episodes,
     }
     data = encode_policy(training.layers(), settings.steering(), about)

@@ -65,6 +65,8 @@ class AgentSettings:
             )
         if self.judged is not None:
             check_whole("agent.judged", self.judged)
+        if not isinstance(self.ends, bool):
+            raise ConfigError(f"agent.ends = {self.ends!r} must be true or false")
         if self.metric not in ("accuracy", "loss"):
             raise unknown_name("metric", self.metric, ["accuracy", "loss"], "agent.metric")
         _check_target(self.target, self.metric)
@@ -97,7 +99,7 @@ def _check_target(target: Any, metric: str) -> None:
     most = 1.0 if metric == "accuracy" else 1e9
     check_number("agent.target", target, 0.0, most)
     if not target:
-        raise ConfigError(f"agent.target = {target!r}: a {metric} above 0 is to be reached")
+        raise ConfigError(f"agent.target = {target!r}: the {metric} to reach is above 0")
 
 
 def steered(
@@ -138,6 +140,8 @@ def load_agent(
         raise ConfigError(
             "this experiment has no [agent]: say at least its target, e.g. [agent] target = 0.9"
         )
+    if "rounds" in table:
+        raise ConfigError(f"rounds = {table['rounds']!r}: an agent's episodes have agent.rounds")
     given = {n: tuple(v) if isinstance(v, list) else v for n, v in told.items()}
     for name in given:
         if name not in (known := [f.name for f in fields(AgentSettings)]):

@@ -22,12 +22,14 @@ from undrift.agent.environment import PPO, FederationVecEnv, Logger
 from undrift.agent.episodes import Episodes
 from undrift.agent.settings import AgentSettings
 from undrift.core.random import host_fold
+from undrift.errors import ConfigError
 from undrift.experiment.spec import Experiment
 from undrift.state.checkpoint import CheckpointFolder
 
 Layers = tuple[tuple[Tensor, Tensor], ...]
 Told = Callable[[dict[str, Any]], None]  # is told of every rollout
 KEPT = "checkpoints"
+FREE = ("rollouts", "evaluation")  # more of them are no other training, nor is another judgement
 
 
 class Training:
@@ -81,9 +83,9 @@ class Training:
 
     # -- going on --------------------------------------------------------------------------------
     def _config(self) -> dict[str, Any]:
-        # more rollouts are no other training, nor is another judgement of it
-        free = ("rollouts", "evaluation")
-        agent = {n: v for n, v in self.settings.table().items() if n not in free}
+        agent = {n: v for n, v in self.settings.table().items() if n not in FREE}
+        if agent["ends"]:  # as all did before it could be set
+            del agent["ends"]
         return {"agent": agent, "experiment": self.experiment.to_table()}
 
     def _save(self, number: int) -> None:
@@ -107,6 +109,11 @@ class Training:
                 state.setdefault(int(place), {})[what] = value
         policy.optimizer.load_state_dict({**policy.optimizer.state_dict(), "state": state})
         self.history = list(found.meta["history"])
+        if len(self.history) > self.settings.rollouts:
+            raise ConfigError(
+                f"{self.folder} has done {len(self.history)} rollouts, agent.rollouts = "
+                f"{self.settings.rollouts}: give at least as many, or another --out"
+            )
         self.model.num_timesteps = found.round * self.settings.rounds * self.settings.episodes
 
 

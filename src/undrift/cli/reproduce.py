@@ -109,7 +109,8 @@ def _show(entries: Sequence[dict[str, Any]]) -> None:
         return
     rows = [["cell", "ours", "paper", "difference", ""]]
     for one in entries:
-        gap = "" if one["difference"] is None else f"{one['difference']:+.2f}"
+        small = (one["paper"].get("value") or 1) < 1  # a loss
+        gap = "" if one["difference"] is None else f"{one['difference']:+.{4 if small else 2}f}"
         mark = "differs" if one["differs"] else ""
         note = mark if one["kind"] == "full" else f"{one['kind']}, {_rounds(one['rounds'])}"
         cell = f"{one['setting']} {one['name']}"

@@ -113,6 +113,9 @@ def _with(table: Table, path: Path, value: Any) -> Table:
 
 
 # -------------------------------------------------------------------------------------- labels
+POLICY = "policy.safetensors"  # every trained one: its folder has the name
+
+
 def algorithm_label(table: Mapping[str, Any]) -> str:
     """Give an algorithm's short name.
 
@@ -165,5 +168,7 @@ def _value(table: Table, path: Path) -> str:
     if isinstance(inner, dict):
         return str(inner.get("use", "table"))
     if isinstance(inner, str):  # of a module's function its name, of a file its stem
-        return PurePath(inner).stem if "/" in inner else inner.rpartition(":")[2]
+        file = PurePath(inner)
+        own = file.parent.name if file.name == POLICY and file.parent.name else file.stem
+        return own if "/" in inner else inner.rpartition(":")[2]
     return write_value(inner).replace('"', "")

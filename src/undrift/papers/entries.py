@@ -20,6 +20,7 @@ from undrift.papers.plan import Options
 from undrift.papers.records import UNFINISHED
 from undrift.papers.scores import compared, curve, printed, score
 from undrift.papers.stand_in import FORM
+from undrift.rules import Steered
 from undrift.sources import Info
 from undrift.state.disk import make_directory, write_atomically
 
@@ -151,6 +152,7 @@ def _entry(
         "seconds": round(known.get("seconds", {}).get(label, 0.0), 1),
         "commit": commits[-1],
         **({"commits": commits} if len(commits) > 1 else {}),
+        **_policy(experiment),
         **_made_with(runs[0][0].folder, experiment),
     }
     return {**made, "changes": list(options.changes)} if options.changes else made
@@ -161,6 +163,12 @@ def _more_curves(setting: Setting, histories: Sequence[History]) -> Entry:
     wanted = setting.paper.get("also", [])
     names = [n for n in histories[0].metrics if any(fnmatch.fnmatch(n, w) for w in wanted)]
     return {"curves": {n: curve(histories, n) for n in names}} if names else {}
+
+
+def _policy(experiment: Experiment) -> Entry:
+    """Tell which policy steered: its name may come to mean another one."""
+    found = [r.policy for r in experiment.algorithm.rules if isinstance(r, Steered) and r.policy]
+    return {"policy": {"source": Path(p.source).name, "digest": p.digest} for p in found}
 
 
 def _seed(experiment: Experiment) -> dict[str, int]:

@@ -67,7 +67,7 @@ class Steering:
             object.__setattr__(self, name, given)
         reach = self.reach
         far = [KNOBS[k].reach for k in self.knobs] if reach is None else _each(reach, self.knobs)
-        plain = all(isinstance(v, int | float) and 0 < v <= 1 for v in far)
+        plain = all(type(v) in (int, float) and 0 < v <= 1 for v in far)
         if len(far) != len(self.knobs) or not plain:
             raise PolicyError(
                 f"Steering.reach = {reach!r}: give one number in (0, 1] for each of "
@@ -93,6 +93,8 @@ def _each(reach: Any, knobs: tuple[str, ...]) -> list[Any]:
 
 
 def _names(field: str, given: Any, known: tuple[str, ...]) -> tuple[str, ...]:
+    if not isinstance(given, str | tuple | list):
+        raise PolicyError(f"Steering.{field} = {given!r}: give names, among {', '.join(known)}")
     names = (given,) if isinstance(given, str) else tuple(given)
     for name in names:
         if name not in known:

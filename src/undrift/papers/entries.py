@@ -168,7 +168,9 @@ def _more_curves(setting: Setting, histories: Sequence[History]) -> Entry:
 def _policy(experiment: Experiment) -> Entry:
     """Tell which policy steered: its name may come to mean another one."""
     found = [r.policy for r in experiment.algorithm.rules if isinstance(r, Steered) and r.policy]
-    return {"policy": {"source": Path(p.source).name, "digest": p.digest} for p in found}
+    if not found:
+        return {}
+    return {"policy": {"source": Path(found[0].source).name, "digest": found[0].digest}}
 
 
 def _seed(experiment: Experiment) -> dict[str, int]:

@@ -156,3 +156,12 @@ def test_a_policy_outlives_an_experiment_file():
     again = fl.Experiment.from_toml(made.to_toml())
     assert again == made
     assert again.algorithm.rules[-1].policy.digest == read_policy("still").digest
+
+
+def test_policies_side_by_side_are_called_by_their_folders():
+    from undrift.experiment.sweep import expand
+
+    files = ["runs/one/policy.safetensors", "runs/two/policy.safetensors", "mine/three.safetensors"]
+    made = expand({"algorithm": {"use": "fedrl", "policy": files}})
+    named = ["fedrl policy=one", "fedrl policy=two", "fedrl policy=three"]
+    assert [variant.label for variant in made] == named

@@ -135,13 +135,13 @@ def load_agent(
     """Read a file, or a shipped one by its name: the federation to steer, and the agent."""
     table, stem = (dict(source), "agent") if isinstance(source, Mapping) else _read(source)
     table = override(table, changes)
+    if any(change.partition("=")[0].strip() == "rounds" for change in changes):
+        raise ConfigError(f"rounds = {table['rounds']!r}: an agent's episodes have agent.rounds")
     told = table.pop("agent", None)
     if not isinstance(told, dict):
         raise ConfigError(
             "this experiment has no [agent]: say at least its target, e.g. [agent] target = 0.9"
         )
-    if "rounds" in table:
-        raise ConfigError(f"rounds = {table['rounds']!r}: an agent's episodes have agent.rounds")
     given = {n: tuple(v) if isinstance(v, list) else v for n, v in told.items()}
     for name in given:
         if name not in (known := [f.name for f in fields(AgentSettings)]):

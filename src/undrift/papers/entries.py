@@ -20,7 +20,6 @@ from undrift.papers.plan import Options
 from undrift.papers.records import UNFINISHED
 from undrift.papers.scores import compared, curve, printed, score
 from undrift.papers.stand_in import FORM
-from undrift.rules import Steered
 from undrift.sources import Info
 from undrift.state.disk import make_directory, write_atomically
 
@@ -167,10 +166,11 @@ def _more_curves(setting: Setting, histories: Sequence[History]) -> Entry:
 
 def _policy(experiment: Experiment) -> Entry:
     """Tell which policy steered: its name may come to mean another one."""
-    found = [r.policy for r in experiment.algorithm.rules if isinstance(r, Steered) and r.policy]
-    if not found:
+    policies = [getattr(rule, "policy", None) for rule in experiment.algorithm.rules]
+    found = next((one for one in policies if one is not None), None)
+    if found is None:
         return {}
-    return {"policy": {"source": Path(found[0].source).name, "digest": found[0].digest}}
+    return {"policy": {"source": Path(found.source).name, "digest": found.digest}}
 
 
 def _seed(experiment: Experiment) -> dict[str, int]:

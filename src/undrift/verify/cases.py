@@ -188,7 +188,7 @@ def steered_cases() -> list[Case]:
     """FedRL with a policy that comes with the package."""
     agent = read_policy("digits")
     layers = [(w.double().numpy(), b.double().numpy()) for w, b in agent.layers]
-    loop = partial(fedrl, layers=layers, eta_g=0.1)
+    loop = partial(fedrl, layers=layers, eta_g=0.1, sees_alphas="knobs" in agent.steering.sees)
     return [
         Case("fedrl", partial(_with, r.fedrl, {"server_lr": 0.1}), loop),
         Case("fedrl", partial(_with, r.fedrl, {"server_lr": 0.1}), loop, HEAVY, everybody=True),

@@ -18,9 +18,9 @@ def first_direction(rows: Array) -> tuple[Array, Array]:
     return mean, direction
 
 
-def mean_action(layers: Layers, seen: float) -> Array:
+def mean_action(layers: Layers, seen: list[float]) -> Array:
     """Return the actor's mean action, cut off at -1 and 1."""
-    h = np.array([seen])
+    h = np.array(seen)
     for weight, bias in layers[:-1]:
         h = np.tanh(weight @ h + bias)
     weight, bias = layers[-1]
@@ -38,8 +38,11 @@ def fedrl(
     tau: float = 1e-3,
     pca: str = "clients",
     reach: float = 0.1,
+    sees_alphas: bool = False,
 ) -> Trajectory:
     """s = standardised PCA_1(D * D), alphas moved by the actor's reach * action, FedAdam's step.
+
+    An actor of ours sees where the alphas stand before it moves them, beside s.
 
     The direction is fitted on the first round's D_i * D_i, or on D * D of the first 10 rounds,
     without an action before.  The state is standardised by the states so far, its own included.
@@ -62,7 +65,8 @@ def fedrl(
             states.append(float((total * total - mean) @ direction))
             deviation = float(np.std(states))
             seen = (states[-1] - float(np.mean(states))) / (deviation if deviation > 0 else 1.0)
-            u = mean_action(layers, float(np.clip(seen, -10.0, 10.0)))
+            sight = [float(np.clip(seen, -10.0, 10.0)), alpha1, alpha2]
+            u = mean_action(layers, sight if sees_alphas else sight[:1])
             alpha1 = float(np.clip(alpha1 + reach * u[0], 0.0, 0.999))
             alpha2 = float(np.clip(alpha2 + reach * u[1], 0.0, 0.9999))
         m = alpha1 * m + (1.0 - alpha1) * total

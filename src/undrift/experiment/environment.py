@@ -21,7 +21,7 @@ def environment(device: torch.device, round: int) -> dict[str, Any]:
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "after_round": round,
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [_program(sys.argv[0]), *sys.argv[1:]],
         "undrift": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -32,3 +32,9 @@ def environment(device: torch.device, round: int) -> dict[str, Any]:
         "device": str(device),
         "gpu": gpu,
     }
+
+
+def _program(path: str) -> str:
+    """The name of what was called: `python -m undrift` is undrift."""
+    name = Path(path).name
+    return "undrift" if name == "__main__.py" else name

@@ -221,8 +221,9 @@ def test_tf32_switches_go_back(monkeypatch, name, before):
             assert [s == "tf32" for s in switches()] == [name == "tf32"] * 2
             assert torch.backends.cuda.matmul.allow_tf32 == (name == "tf32")
             assert torch.backends.cudnn.allow_tf32 == (name == "tf32")
+            assert torch.backends.cudnn.deterministic
             raise ZeroDivisionError
-        assert switches() == kept
+        assert switches() == kept and not torch.backends.cudnn.deterministic
     finally:
         set_matmul("none")
 

@@ -45,8 +45,8 @@ def run_sequence(
         if block is None:
             x = layers[at - 1](x)
         else:
-            flat = at < len(layers) and _kind(layers[at]) is nn.Flatten
-            x = run_block(block, x, seam, descent, narrow=_feeds_seam(layers[at:]), flat=flat)
+            rest = layers[at:]
+            x = run_block(block, x, seam, descent, narrow=_feeds_seam(rest), flat=_is_flat(rest))
     return x
 
 
@@ -144,6 +144,12 @@ def _feeds_seam(layers: Sequence[nn.Module]) -> bool:
         if _kind(layer) not in TRANSPARENT:
             return False
     return False
+
+
+def _is_flat(layers: Sequence[nn.Module]) -> bool:
+    """Whether what comes next, behind layers that leave memory as it lies, is a Flatten."""
+    kinds = (_kind(layer) for layer in layers)
+    return next((k for k in kinds if k not in (nn.Dropout, nn.Identity)), None) is nn.Flatten
 
 
 def _kind(layer: nn.Module) -> type:

@@ -246,11 +246,26 @@ class Histories:
 
     def at(self, k: Tensor, lr: Tensor) -> Histories:
         """Turn to step k, [] or [n], with rates lr [n]: the first clients of each experiment."""
-        moves, width = self._moves, len(lr) // self.extent.experiments
-        starts = self._starts[:, :width].reshape(-1)
-        moves.slots = starts + torch.where(lr == 0, self.extent.steps, k.long())
-        # Harmless before the step is remembered: its slot is still zero.
-        moves.rates.view(-1).index_copy_(0, moves.slots, lr * (-SHRUNK / self._unit))
+        return self.turn_to(self.place(self.held(len(lr)), k, lr))
+
+    def held(self, count: int) -> tuple[Tensor, Tensor]:
+        """Give what `place` reads and writes for so many clients."""
+        width = count // self.extent.experiments
+        return self._starts[:, :width].reshape(-1), self._moves.rates.view(-1)
+
+    def place(self, held: tuple[Tensor, Tensor], k: Tensor, lr: Tensor) -> Tensor:
+        """Write down a step's rates; gives its slots, for `turn_to`.  A pure function of tensors.
+
+        Rates do no harm before the step is remembered: its slot is still zero.
+        """
+        starts, rates = held
+        slots = starts + torch.where(lr == 0, self.extent.steps, k.long())
+        rates.index_copy_(0, slots, lr * (-SHRUNK / self._unit))
+        return slots
+
+    def turn_to(self, slots: Tensor) -> Histories:
+        """Let all layers remember in these slots."""
+        self._moves.slots = slots
         return self
 
     def finish(self, w: Tensor) -> None:

@@ -25,12 +25,12 @@ from undrift.core.history import Extent, Histories
 from undrift.core.local import Sgd
 from undrift.core.round import shares_gradient
 from undrift.core.rule import ClientInfo
-from undrift.core.task import Task
+from undrift.core.task import Batch, Task
 from undrift.core.tree import EMPTY, Tree, leaves, structure, tree_map
 from undrift.core.views import Carry, key_of
 from undrift.data.work import Work
 from undrift.engines.engine import Engine, Outcome, Trained
-from undrift.engines.examples import Examples
+from undrift.engines.examples import Examples, look_up
 from undrift.engines.fused import Fused
 from undrift.engines.graphs import (
     Buffers,
@@ -80,6 +80,7 @@ class DeviceRound:
         self._draw = Fused(
             vmap(self._drawn, in_dims=(None, 0, 0, 0, 0)), "batches and keys", compiled=compiled
         )
+        self._pick = Fused(_picked, "what a step reads", compiled=compiled)
         room = shape.room
         # a tensor, not arange: the compiler takes products of an index for 32 bits wide
         self._count = torch.arange(max(room.steps, room.batch, room.width), device=self.device)
@@ -324,16 +325,11 @@ class DeviceRound:
 
     def _step(self) -> None:
         """Let everybody take one step who still does."""
-        k = self.buffers["k"]
-        at = k.long().reshape(1)
-        order, rows, keys = (
-            self.buffers[n].index_select(2, at)[:, :, 0] for n in ("order", "rows", "keys")
-        )
+        drawn = (self.buffers[name] for name in ("k", "order", "rows", "keys"))
+        rows, keys, number, rest = self._pick(*drawn, self.data.y)
+        batch = Batch(look_up(self.data.x, rows), *rest)
         seats = [self._seat(g) for g in range(len(self.groups))]
-        batch = self.data.batch(rows, order)
-        models, number = self.buffers["models"], k.expand(len(self.algos))
-        self.stepping.take(self.groups, seats, models, batch, keys, number)
-        k.add_(1)
+        self.stepping.take(self.groups, seats, self.buffers["models"], batch, keys, number)
 
     def _seat(self, g: int) -> Seat:
         broadcast, clients, carry = (
@@ -369,3 +365,13 @@ class DeviceRound:
             everyone = self.buffers[f"everyone {g} {h}"]
             after = servers.round(before, total, rows, who, people, everyone)
             self.buffers.hold(f"after {g} {h}", after)
+
+
+def _picked(
+    k: Tensor, order: Tensor, rows: Tensor, keys: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
+    """Give rows, keys [S, C] and the number [S] of step k, and its batch but for x; k goes on."""
+    at, number = k.long().reshape(1), k.repeat(len(keys))
+    order, rows, keys = (v.index_select(2, at)[:, :, 0] for v in (order, rows, keys))
+    k.add_(1)
+    return rows, keys, number, (look_up(y, rows), order >= 0, order)

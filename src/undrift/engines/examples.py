@@ -39,7 +39,10 @@ class Examples:
 
     def batch(self, rows: Tensor, positions: Tensor) -> Batch:
         """Fetch examples: [S, C, B] in, a batch with these axes out."""
-        x, y = (
-            v.index_select(0, rows.reshape(-1)).unflatten(0, rows.shape) for v in (self.x, self.y)
-        )
+        x, y = (look_up(v, rows) for v in (self.x, self.y))
         return Batch(x, y, positions >= 0, positions)
+
+
+def look_up(values: Tensor, rows: Tensor) -> Tensor:
+    """Give the values of rows, in the shape that these have."""
+    return values.index_select(0, rows.reshape(-1)).unflatten(0, rows.shape)

@@ -28,13 +28,28 @@ class Told(NamedTuple):
     scores: dict[str, Tensor]
 
 
+class Tally(NamedTuple):
+    """Sums over the steps of a round, which move in place; leading axis C."""
+
+    live: Tensor  # whose step counts
+    loss: Tensor
+    scores: dict[str, Tensor]
+
+    def add(self, loss: Tensor, scores: dict[str, Tensor]) -> None:
+        """Add what the batches of one step said."""
+        self.loss.add_(torch.where(self.live, loss, 0.0))
+        for name, total in self.scores.items():
+            total.add_(torch.where(self.live, scores[name], 0.0))
+
+
 class Head:
     """The task's loss and metrics of a cohort, where no rule takes part in them."""
 
     def __init__(self, task: Task, device: torch.device) -> None:
-        self.task = task
-        whole = vmap(self._one)
-        self._fused = Fused(whole, "the loss", compiled=device.type == "cuda")
+        self.task, compiled = task, device.type == "cuda"
+        self._told = vmap(self._one)
+        self._fused = Fused(self._told, "the loss", compiled=compiled)
+        self._counted = Fused(self._added, "the loss and its sums", compiled=compiled)
 
     def gradients(
         self,
@@ -43,10 +58,12 @@ class Head:
         batch: Batch,
         keys: Tensor,
         descent: Descent | None = None,
+        tally: Tally | None = None,
     ) -> tuple[dict[str, Tensor | None], tuple[Tensor, dict[str, Tensor], Buffers]]:
         """Go forward and back: gradients by parameters [C, ...], and what the batches said.
 
-        With a descent some layers move on the way back, and have no gradients.
+        With a descent some layers move on the way back, and have no gradients.  A tally is added
+        to.
         """
 
         def outputs(parts: Any, buffers: Buffers, x: Tensor, mask: Tensor, key: Tensor) -> Any:
@@ -57,7 +74,8 @@ class Head:
         leaves = {n: p.detach().requires_grad_() for n, p in parts.items()}
         with torch.enable_grad():
             values, after = vmap(outputs)(leaves, buffers, batch.x, batch.mask, keys)
-        told: Told = self._fused(values.detach(), batch.y, batch.mask)
+        seen = (values.detach(), batch.y, batch.mask)
+        told: Told = self._fused(*seen) if tally is None else self._counted(*seen, tally)
         torch.autograd.backward(values, told.gradient)
         after = tree_map(lambda v: v.detach(), after)
         return {n: p.grad for n, p in leaves.items()}, (told.loss, told.scores, after)
@@ -68,6 +86,11 @@ class Head:
         scale = self.task.loss_scale
         known = {name: g if scale == 1 else g / scale for name, g in grads.items() if g is not None}
         return Found(w, known, *said)
+
+    def _added(self, values: Tensor, y: Tensor, mask: Tensor, tally: Tally) -> Told:
+        told: Told = self._told(values, y, mask)
+        tally.add(told.loss, told.scores)
+        return told
 
     def _one(self, value: Tensor, y: Tensor, mask: Tensor) -> Told:
         def scaled(value: Tensor) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor]]]:

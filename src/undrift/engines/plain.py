@@ -26,7 +26,7 @@ from undrift.core.task import Batch, Buffers, Task
 from undrift.core.tree import tree_map, where_rows
 from undrift.core.views import Carry, step_key
 from undrift.core.watching import WATCHERS
-from undrift.engines.head import Head
+from undrift.engines.head import Head, Tally
 
 STEP_HOOKS = (
     *("begin", "start", "look_at", "loss", "penalty", "direction", "after_step", "review"),
@@ -135,22 +135,21 @@ class PlainSteps:
         """
         decay = self.algo.local.weight_decay
         how = Descent(lr, 1 - lr * decay if decay else 1.0, histories)
-        loss, scores, buffers = self._moved(carry, batch, keys, how)
-        carry.loss.add_(torch.where(live, loss, 0.0))
-        for name, held in carry.scores.items():
-            held.add_(torch.where(live, scores[name], 0.0))
+        tally = Tally(live, carry.loss, carry.scores)
+        *_, buffers = self._moved(carry, batch, keys, how, tally)
         for old, new in zip(carry.buffers, where_rows(live, buffers, carry.buffers), strict=True):
             old.copy_(new)
 
     def _moved(
-        self, carry: Carry, batch: Batch, keys: Tensor, how: Descent
+        self, carry: Carry, batch: Batch, keys: Tensor, how: Descent, tally: Tally | None = None
     ) -> tuple[Tensor, dict[str, Tensor], Buffers]:
-        """Move the rows of `carry.w`; gives what the batch said."""
+        """Move the rows of `carry.w`; gives what the batch said, and adds it to a tally."""
         parts = self._parts(carry.w)
         batch = self._augmented(batch, keys)
         gradients = self._fused_gradients if self.fused else self._gradients
-        how = how._replace(lr=how.lr / self.task.loss_scale)  # gradients come scaled
-        grads, said = gradients(parts, (carry.buffers, batch, keys), how)
+        if self.task.loss_scale != 1:
+            how = how._replace(lr=how.lr / self.task.loss_scale)  # gradients come scaled
+        grads, said = gradients(parts, (carry.buffers, batch, keys), how, tally)
         for name, g in grads.items():
             take_step(parts[name].detach(), g, how)
         seen: tuple[Tensor, dict[str, Tensor], Buffers] = said
@@ -174,27 +173,38 @@ class PlainSteps:
         scale = self.task.loss_scale
         return losses
 
-    def _gradients(self, parts: dict[str, Tensor], rest: Any, how: Descent) -> Any:
+    def _gradients(
+        self, parts: dict[str, Tensor], rest: Any, how: Descent, tally: Tally | None
+    ) -> Any:
         """Differentiate by named parameters: no flat gradient is put together."""
         one = grad(self._losses(None), has_aux=True)
         if self.together:
-            return vmap(one)(parts, *rest)
-        # one client: the plain call, whose kernels a CPU runs best
-        grads, aux = one(parts, *tree_map(lambda v: v[0], rest))
-        return grads, tree_map(lambda v: v[None], aux)
+            grads, aux = vmap(one)(parts, *rest)
+        else:
+            # one client: the plain call, whose kernels a CPU runs best
+            grads, aux = one(parts, *tree_map(lambda v: v[0], rest))
+            aux = tree_map(lambda v: v[None], aux)
+        if tally is not None:
+            tally.add(*aux[:2])
+        return grads, aux
 
-    def _fused_gradients(self, parts: dict[str, Tensor], rest: Any, how: Descent) -> Any:
+    def _fused_gradients(
+        self, parts: dict[str, Tensor], rest: Any, how: Descent, tally: Tally | None
+    ) -> Any:
         """Let linear layers move while going back; the others' gradients come out."""
         if self.head is not None:
             buffers, batch, keys = rest
-            grads, aux = self.head.gradients(parts, buffers, batch, keys, how)
+            grads, aux = self.head.gradients(parts, buffers, batch, keys, how, tally)
             return {n: grads[n] for n in grads.keys() - self.moved}, aux
         leaves = {n: p.detach().requires_grad_() for n, p in parts.items()}
         with torch.enable_grad():
             losses, aux = vmap(self._losses(how))(leaves, *rest)
             losses.sum().backward()
         others = {n: leaves[n].grad for n in leaves.keys() - self.moved}
-        return others, tree_map(lambda v: v.detach(), aux)
+        aux = tree_map(lambda v: v.detach(), aux)
+        if tally is not None:
+            tally.add(*aux[:2])
+        return others, aux
 
     def _parts(self, w: Tensor) -> dict[str, Tensor]:
         """View the matrix [C, P] as named parameters [C, ...]; one client's without C."""

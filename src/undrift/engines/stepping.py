@@ -23,6 +23,7 @@ from undrift.core.task import Batch, Buffers, Task
 from undrift.core.tree import tree_map
 from undrift.core.views import Carry
 from undrift.engines.branches import side_by_side
+from undrift.engines.fused import Fused
 from undrift.engines.group import Group, split
 from undrift.engines.head import Head
 from undrift.engines.plain import PlainSteps, is_sequence
@@ -52,7 +53,7 @@ class Stepping:
         histories: Histories | None = None,
     ) -> None:
         self.task, self.in_place, self.histories = task, in_place, histories
-        self.device, self._heads = device, dict[int, Head]()
+        self.device, self._heads, self._paces = device, dict[int, Head](), dict[int, Fused]()
 
     def take(
         self, groups: Sequence[Group], seats: Sequence[Seat], models: tuple[Tensor, Buffers],
@@ -124,19 +125,35 @@ class Stepping:
         self, algo: Algorithm, seat: Seat, batch: Batch, keys: Tensor, k: Tensor
     ) -> None:
         """Move the models themselves, everybody in one axis."""
-        rates = vmap(lambda round, k: torch.zeros_like(round) + algo.local.lr_at(round, k))
-        live = k[:, None] < seat.clients.steps
-        own = rates(seat.broadcast.round, k)[:, None]
-        lr = torch.where(live, own, torch.zeros_like(seat.carry.loss))
         # one axis for all: a view, for models lie side by side
-        carry, batch, keys, lr, live = tree_map(
-            lambda v: v.flatten(0, 1), (seat.carry, batch, keys, lr, live)
-        )
+        carry, batch, keys = tree_map(lambda v: v.flatten(0, 1), (seat.carry, batch, keys))
+        count = len(carry.w)
+        held = () if self.histories is None else self.histories.held(count)
+        pace = self._pace(algo, count)
+        live, lr, slots = pace(k, seat.clients.steps, seat.broadcast.round, held)
         if self.histories is not None:
-            self.histories.at(k[:, None].expand_as(seat.clients.steps).flatten(), lr)
-        head = self._head(len(carry.w))
+            self.histories.turn_to(slots)
+        head = self._head(count)
         steps = PlainSteps(self.task, algo, seat.broadcast, together=True, head=head)
         steps.step_in_place(carry, batch, keys, lr, live, self.histories)
+
+    def _pace(self, algo: Algorithm, count: int) -> Fused:
+        """Give the call that tells who of so many clients steps, and how far."""
+        rates = vmap(lambda round, k: torch.zeros_like(round) + algo.local.lr_at(round, k))
+
+        def pace(k: Tensor, steps: Tensor, round: Tensor, held: Any) -> tuple[Any, ...]:
+            live = k[:, None] < steps
+            none = torch.zeros((), dtype=self.task.dtype, device=k.device)
+            lr = torch.where(live, rates(round, k)[:, None], none).flatten()
+            if self.histories is None:
+                return live.flatten(), lr, ()
+            at = k[:, None].expand_as(steps).flatten()
+            return live.flatten(), lr, self.histories.place(held, at, lr)
+
+        if count not in self._paces:
+            compiled = self.device.type == "cuda"
+            self._paces[count] = Fused(pace, "rates of a step", compiled=compiled)
+        return self._paces[count]
 
 
 def _at(seat: Seat) -> tuple[Broadcast, Client, Carry]:

@@ -8,6 +8,8 @@ What a file of the same device and versions has is not measured again.
 Rounds are queued without waiting in between, as in `Trainer.run`, and timed by the wall clock; the
 profile is of one further round.  A sample's operations are those of its forward pass, its weight
 gradients and its input gradients but the first layer's (2 per multiplication and addition).
+Forward and backward alone are the same calls on one batch, recorded by themselves and replayed as
+often as a round has steps; under plain SGD layers take their step while going back, and do so here.
 The floor of a round is the larger of its operations over the rate of a large matrix product, and of
 the bytes that weights and states must move over the rate of a large copy, both measured here.
 """
@@ -28,6 +30,10 @@ from torch import nn
 
 import undrift as fl
 from undrift import models
+from undrift.core.task import Batch
+from undrift.engines import device_round
+from undrift.engines.examples import look_up
+from undrift.engines.graphs import Piece, graph_pool
 from undrift.papers.entries import commit
 
 
@@ -171,6 +177,7 @@ def measure(name: str, algorithm: str, options: dict[str, Any], args: Any) -> di
         "floor_ms": floor(
             work, algorithm, trainer.task.size, flops, options["precision"], args.most
         ),
+        "passes_ms": passes_time(trainer, work.steps, args.rounds),
         "host_ms": host_time(trainer),
         "built_s": built,
         "losses": [first[0].loss, last[-1].loss],
@@ -178,6 +185,37 @@ def measure(name: str, algorithm: str, options: dict[str, Any], args: Any) -> di
         "profile": profile(trainer.round) if args.profile and args.device == "cuda" else [],
         "memory_gb": torch.cuda.max_memory_allocated() / 1e9 if args.device == "cuda" else 0,
     }
+
+
+def passes_time(trainer: fl.Trainer, steps: int, rounds: int) -> float | None:
+    """Tell how long the forward and backward passes of a round take by themselves."""
+    runners = getattr(trainer.engine, "_rounds", [])
+    if not runners:
+        return None  # a CPU's rounds are not recorded
+    runner, device = runners[-1], trainer.engine.device
+    drawn = [runner.buffers[name] for name in ("order", "rows", "keys")]
+    rows, keys, number, rest = device_round._picked(
+        torch.zeros_like(runner.buffers["k"]), *drawn, runner.data.y
+    )
+    batch = Batch(look_up(runner.data.x, rows), *rest)
+    models, stepping = runner.buffers["models"], runner.stepping
+    seats = [runner._seat(g) for g in range(len(runner.groups))]
+
+    def pass_through() -> None:
+        if stepping.in_place:
+            stepping.take(runner.groups, seats, models, batch, keys, number)
+        else:
+            stepping._found(*models, batch, keys)
+
+    piece = Piece(pass_through, graph_pool(device))
+    for _ in range(3):
+        piece()
+    wait(str(device))
+    started = time.perf_counter()
+    for _ in range(rounds * steps):
+        piece()
+    wait(str(device))
+    return (time.perf_counter() - started) / rounds * 1e3
 
 
 def host_time(trainer: fl.Trainer) -> float:
@@ -272,6 +310,8 @@ def show(one: dict[str, Any]) -> None:
         print(head, one["error"], flush=True)
         return
     told = f"{one['ms']:8.2f} ms {one['tflops']:7.1f} TFLOP/s  host {one['host_ms']:.2f} ms"
+    if one["passes_ms"] is not None:
+        told += f"  passes {one['passes_ms']:.2f} ms"
     print(head, told, f"built {one['built_s']:.0f} s  loss {one['losses']}", flush=True)
     for name, count, micro in one["profile"][:14]:
         print(f"    {micro:9.0f} us {count:5} x {name[:90]}")

@@ -103,13 +103,14 @@ def profiles(results: list[dict[str, Any]]) -> str:
             one["work"], NAMES[one["algorithm"]], one["options"]["precision"], f"{one['ms']:.2f}",
             *(f"{v:.2f}" for v in (*sums.values(), idle)),
             f"{100 * (1 - sums['layers'] / one['ms']):.0f} %",
+            *alone(one),
             *(f"{floor[k]:.2f}" if k in floor else "" for k in ("operations", "bytes")),
         ])  # fmt: skip
         kernels = [[f"`{n[:60]}`", str(c), f"{t:.0f}"] for n, c, t in one["profile"][:8]]
         title = f"{one['work']}, {NAMES[one['algorithm']]}, {one['options']['precision']}"
         parts.append(f"{title}\n\n{table(['kernel', 'calls', 'us'], kernels)}")
     head = ["work", "algorithm", "operands", "ms a round", "layers", "algebra", "rest", "gaps"]
-    head += ["but layers"]
+    head += ["but layers", "passes alone", "but passes"]
     head += ["floor by operations", "floor by bytes"]
     text = f"""### Where the time goes
 
@@ -119,7 +120,8 @@ matrix product, and the bytes of weights and states, each read and written as of
 rules asks for, over the rate of a large copy.
 
 {table(head, rows)}
-`but layers` is the share of a round that is not forward and backward. It is small where a step is much
+`but layers` is the share of a round that is not kernels of layers; `passes alone` are forward and backward with the loss, recorded by themselves and replayed
+as often as a round has steps, gaps included, and `but passes` is what a round takes beyond them. It is small where a step is much
 work for one kernel (feddyn_100). In small work it is the start of kernels, the drawing of batches and
 the way of the cohort's weights in and out; with SCAFFOLD and momentum it is their states, each read
 and written in every step, which no implementation that keeps them in float32 saves.
@@ -128,6 +130,14 @@ The longest kernels:
 
 """
     return text + "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+
+
+def alone(one: dict[str, Any]) -> tuple[str, str]:
+    """Show forward and backward by themselves, and the rest of the round."""
+    passes = one.get("passes_ms")
+    if passes is None:
+        return "", ""
+    return f"{passes:.2f}", f"{100 * max(0.0, 1 - passes / one['ms']):.0f} %"
 
 
 def chart(results: list[dict[str, Any]]) -> None:

@@ -114,8 +114,16 @@ def train(world: World, histories: Histories | None, widths: Any = (CLIENTS,) * 
         steps.step_in_place(some, batch, keys, rates, live, histories)
         put_first(carry, some, width)
     if histories is not None:
-        histories.finish(carry.w)
+        carry.w[:, forgotten(histories)] = float("nan")  # what is there is not read
+        histories.finish(carry.w, world.starts)
     return carry
+
+
+def forgotten(histories: Histories) -> Tensor:
+    """Tell which columns nobody reads until they are written at the end."""
+    size = max(h.columns.stop for h in histories.layers.values()) + 1000
+    kept = torch.cat(histories.others(torch.arange(size)))
+    return torch.tensor(sorted(set(range(size)) - set(kept.tolist())), dtype=torch.long)
 
 
 def moved(world: World, carry: Carry) -> Tensor:
@@ -139,8 +147,8 @@ def test_weights_stay_until_the_end(monkeypatch):
     histories = remember(here)
     columns = histories.layers["5"].columns
     assert moved(here, train(here, histories))[:, columns].any(1).all()
-    monkeypatch.setattr(histories, "finish", lambda w: None)
-    assert not moved(here, train(here, histories))[:, columns].any()
+    monkeypatch.setattr(histories, "finish", lambda *rest: None)
+    assert moved(here, train(here, histories))[:, columns].isnan().all()
 
 
 # How far off the way of a model is, relative to its length and against float64.
@@ -173,11 +181,12 @@ def test_half_precision_holds_what_is_remembered(size):
     for dtype, histories in made.items():
         layer, w = histories.layers[""], torch.zeros((CLIENTS, 512 * 40 + 40), dtype=dtype)
         histories.begin(w[:1])
+        start = w[:1].clone()
         for k in range(STEPS):
             histories.at(torch.tensor(k), torch.full((CLIENTS,), rate, dtype=dtype))
             y, operand = layer.forward(x[k].to(dtype), None, dtype)
             back = layer.backward(g[k].to(dtype), operand, dtype)
-        histories.finish(w)
+        histories.finish(w, start)
         results[dtype] = [y.double(), back.double(), w.double()]
     for narrow, wide in zip(results[torch.float32], results[torch.float64], strict=True):
         assert (narrow - wide).norm() <= 2e-3 * wide.norm()
@@ -279,7 +288,7 @@ def test_a_relu_before_a_layer_that_remembers(precision):
             y.square().sum().backward()
             said += [y.detach(), rows.grad]
         held = held.detach()
-        history.finish(held)
+        history.finish(held, start)
         ends.append([*said, held])
     assert all(map(torch.equal, *ends))
     assert float(ends[0][1][0, 0, 0]) != 0 and float(ends[0][1][0, 0, 1]) == 0

@@ -193,7 +193,10 @@ def test_wide_layers_remember_their_steps(monkeypatch, runs):
 
     fleet = fl.Fleet([wide(seed, graph=True) for seed in range(runs)])
     fleet.run(3)
-    assert list(fleet._runner.histories.layers) == ["0"]
+    histories = fleet._runner.histories
+    assert list(histories.layers) == ["0"]
+    rest = [part.numel() for part in histories.others(fleet.trainers[0].server.w)]
+    assert rest == [64 + 64 * 3 + 3], "the wide layer's weights are written at the end alone"
     for seed, trainer in enumerate(fleet.trainers):
         alone = wide(seed, engine="reference")
         alone.run(3)

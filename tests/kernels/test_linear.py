@@ -46,6 +46,9 @@ def test_programs(sizes, precision, device):
     assert error_of(backward, dict(tile, BI=32, BO=16)) < BOUND[precision]
     assert error_of(linear._step_trial(p, device), dict(tile, BI=32, BO=32)) < BOUND[precision]
     assert error_of(linear._adding_trial(p, device), dict(tile, BI=32, BO=16)) < BOUND[precision]
+    if precision == "fp16":
+        tile = dict(tile, BI=32, BO=16)
+        assert error_of(linear._rebuilding_trial(p, device), tile) < BOUND[precision]
     backward.outputs[1][-1, 0, 0] += 1
     assert backward.error() > 1e-3, "the comparison must be able to fail"
 

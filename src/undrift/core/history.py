@@ -80,6 +80,7 @@ class History:
         self.w0 = torch.zeros((extent.experiments, *layer.weight.shape), dtype=kind, device=device)
         self.x = torch.zeros((*sizes, layer.in_features), dtype=kind, device=device)
         self.g = torch.zeros((*sizes, layer.out_features), dtype=kind, device=device)
+        self.used = False  # until it has remembered; whether it does is known after one step
 
     def takes(self, x: Tensor) -> bool:
         """Whether x [n, rows, in] is a step's batch; a layer may be applied to more rows."""
@@ -93,7 +94,7 @@ class History:
 
     def forward(self, x: Tensor, b: Tensor | None, result: torch.dtype) -> tuple[Tensor, Tensor]:
         """Apply the layer to x [n, B, in]; gives y and x in the operand type."""
-        operand = x.to(self.kind)
+        self.used, operand = True, x.to(self.kind)
         y = self._by_start(operand, self.w0.transpose(1, 2))
         for part, held in self._parts(len(x)):
             overlap = self._overlap(operand[part], held.x)
@@ -119,16 +120,35 @@ class History:
         _write(self.g, g, self.moves.slots)
         return back
 
-    def finish(self, w: Tensor) -> None:
-        """Move the weights in the cohort's matrix w [S * C, P] from W0, where they lie."""
-        own = w[:, self.columns].unflatten(1, self.w0.shape[1:])
+    def finish(self, w: Tensor, start: Tensor) -> None:
+        """Write the weights into the cohort's matrix w [S * C, P], from the models start [S, P].
+
+        What is there is not read, unless nothing was remembered: then it has moved by itself.
+        """
+        if not self.used:
+            return
+        own, first = (m[:, self.columns].unflatten(1, self.w0.shape[1:]) for m in (w, start))
+        each = len(w) // len(start)
         for part, held in self._parts(len(w)):
             # no longer shrunk: most rates are then 1, and gradients what they were
             rates, slots = held.rates / SHRUNK, (self.extent.steps, self.extent.batch)
             g = torch.empty_like(held.g)
             torch.mul(held.g.unflatten(1, slots), rates[..., None, None], out=g.unflatten(1, slots))
-            scale = self.moves.scale * SHRUNK
-            add_product(own[part], g.transpose(1, 2), held.x, scale, self.precision)
+            theirs = first[part.start // each : -(-part.stop // each)]
+            self._rebuild(own[part], theirs, g, held.x, self.moves.scale * SHRUNK)
+
+    def _rebuild(self, w: Tensor, start: Tensor, g: Tensor, x: Tensor, scale: float) -> None:
+        """Write start [S, out, in] + scale * g^T x into w [n, out, in], n / S clients each."""
+        if self.kind != torch.float64 and _has_kernels(w.device):
+            from undrift.kernels import linear
+
+            sizes = (len(w), x.shape[1], x.shape[2], g.shape[2])
+            problem = linear.LinearProblem(*sizes, self.precision)
+            if linear.rebuilds(problem):
+                linear.rebuild(problem, g, x, start, w, scale)
+                return
+        w.unflatten(0, (len(start), -1)).copy_(start[:, None])
+        add_product(w, g.transpose(1, 2), x, scale, self.precision)
 
     def _by_start(self, a: Tensor, w0: Tensor, result: torch.dtype | None = None) -> Tensor:
         """Multiply everybody's rows by the start of their experiment."""
@@ -159,9 +179,7 @@ class History:
 
         Torch's products do badly at these shapes: few rows and long sums.
         """
-        from undrift import kernels
-
-        if self.kind == torch.float64 or not kernels.available(rows.device):
+        if self.kind == torch.float64 or not _has_kernels(rows.device):
             return None
         from undrift.kernels import linear
 
@@ -268,10 +286,17 @@ class Histories:
         self._moves.slots = slots
         return self
 
-    def finish(self, w: Tensor) -> None:
-        """Move the layers in the cohort's matrix w [S * C, P], which holds W0 there until now."""
+    def others(self, w: Tensor) -> list[Tensor]:
+        """View what is not remembered of models w [..., P]: the rest is written by `finish`."""
+        columns = sorted((h.columns for h in self.layers.values() if h.used), key=lambda c: c.start)
+        starts = [0, *(c.stop for c in columns)]
+        stops = [*(c.start for c in columns), w.shape[-1]]
+        return [w[..., a:b] for a, b in zip(starts, stops, strict=True) if a < b]
+
+    def finish(self, w: Tensor, start: Tensor) -> None:
+        """Write the layers into the cohort's matrix w [S * C, P]; start [S, P] began the round."""
         for layer in self.layers.values():
-            layer.finish(w)
+            layer.finish(w, start)
 
 
 def pays(layer: nn.Linear, precision: str, extent: Extent, least: int = LEAST_WEIGHTS) -> bool:
@@ -297,6 +322,12 @@ def _write(held: Tensor, rows: Tensor, slots: Tensor) -> None:
         # one index is looked up per element: let elements be large
         target, source = target.view(torch.int64), source.view(torch.int64)
     target.index_copy_(0, slots, source)
+
+
+def _has_kernels(device: torch.device) -> bool:
+    from undrift import kernels
+
+    return kernels.available(device)
 
 
 def _weight(name: str) -> str:

@@ -321,7 +321,14 @@ class DeviceRound:
                 rest = self.buffers.put(f"rest {g}", carry._replace(w=EMPTY, buffers=EMPTY))
                 self.buffers.hold(f"carry {g}", rest._replace(w=w, buffers=own))
         for g, carry in enumerate(carries):
-            spread_into(self.buffers[f"carry {g}"], carry)
+            spread_into(*(self._spread(c) for c in (self.buffers[f"carry {g}"], carry)))
+
+    def _spread(self, carry: Carry) -> Any:
+        """Leave out what histories write at the end of a round."""
+        if self.histories is None:
+            return carry
+        others: Any = self.histories.others(carry.w)
+        return carry._replace(w=others)
 
     def _step(self) -> None:
         """Let everybody take one step who still does."""
@@ -339,7 +346,8 @@ class DeviceRound:
 
     def _finish(self) -> None:
         if self.histories is not None:
-            self.histories.finish(self.buffers["models"][0].flatten(0, 1))
+            models, start = self.buffers["models"][0].flatten(0, 1), self.buffers["broadcast 0"].w
+            self.histories.finish(models, start)
         for g, (group, part) in enumerate(self._parts()):
             clients, carry = self.buffers[f"clients {g}"], self.buffers[f"carry {g}"]
             broadcast, review = self.buffers[f"broadcast {g}"], clients.review

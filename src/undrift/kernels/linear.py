@@ -56,9 +56,18 @@ class LinearProblem(NamedTuple):
 def takes(p: LinearProblem, w: Tensor) -> bool:
     """Whether the kernels do this."""
     dense = w.stride(2) == 1 and w.stride(1) == p.inputs
+    return dense and _fits(p) and 0 < p.rows <= MOST_ROWS
+
+
+def rebuilds(p: LinearProblem) -> bool:
+    """Whether `rebuild` does this."""
+    return p.operand.itemsize == 2 and _fits(p)
+
+
+def _fits(p: LinearProblem) -> bool:
     small = p.rows * max(p.inputs, p.outputs) < 2**31 and p.inputs * p.outputs < 2**31
     known = not (interpreted() and p.precision == "bf16")  # which the interpreter does not know
-    return dense and small and known and 0 < p.rows <= MOST_ROWS and p.clients <= 65535
+    return small and known and p.clients <= 65535
 
 
 def _constants(p: LinearProblem, kind: torch.dtype, config: Configuration) -> dict[str, Any]:
@@ -271,6 +280,55 @@ def _adding_trial(p: LinearProblem, device: torch.device) -> Trial:
         _adding_candidates(p), lambda c: [_adding_launch(p, c, g, w, y, 0.5)], [y], error,
         p.precision, lambda: y.copy_(start),
     )  # fmt: skip
+
+
+def rebuild(p: LinearProblem, g: Tensor, x: Tensor, start: Tensor, w: Tensor, scale: float) -> None:
+    """Write start + scale * g^T x into w [C, out, in]; start [E, out, in], of C / E clients each.
+
+    g [C, R, out] and x [C, R, in] have two bytes a number.
+    """
+    with on_device(g):
+        config = configuration(
+            "rebuilt weights", p, g.device, _rebuilding_candidates(p),
+            lambda: _rebuilding_trial(p, g.device),
+        )  # fmt: skip
+        _rebuilding_launch(p, config, g, x, start, w, scale).run()
+
+
+def _rebuilding_launch(
+    p: LinearProblem, config: Configuration, g: Tensor, x: Tensor, start: Tensor, w: Tensor,
+    scale: float,
+) -> Launch:  # fmt: skip
+    grid = (-(-p.inputs // config["BI"]), p.clients, -(-p.outputs // config["BO"]))
+    strides = (g.stride(0), x.stride(0), start.stride(0), w.stride(0))
+    arguments = (g, x, start, w, scale, p.rows, p.clients // len(start), *strides)
+    constants = dict(IN=p.inputs, OUT=p.outputs, BS=min(power(p.rows), 64), **config)
+    return Launch(programs.rebuild, grid, arguments, constants)
+
+
+def _rebuilding_candidates(p: LinearProblem) -> list[Configuration]:
+    # (inputs and outputs of a tile, warps, stages)
+    tiles = [(128, 64, 4, 2), (128, 128, 8, 2), (256, 64, 8, 2), (256, 128, 8, 1), (64, 128, 4, 3)]
+    if interpreted():
+        tiles = [(32, 32, 4, 2)]
+    return [dict(BI=bi, BO=bo, num_warps=w, num_stages=s) for bi, bo, w, s in tiles]
+
+
+def _rebuilding_trial(p: LinearProblem, device: torch.device) -> Trial:
+    x, start, _, g = _random(p, device)
+    start, g, w = start[:1], g.to(p.operand), torch.empty_like(start)
+
+    def error() -> float:
+        wanted = start.double() - 0.5 * (g.double().transpose(1, 2) @ x.double())
+        return relative(w, wanted) if bool(w.isfinite().all()) else float("inf")
+
+    return Trial(
+        _rebuilding_candidates(p),
+        lambda c: [_rebuilding_launch(p, c, g, x, start, w, -0.5)],
+        [w],
+        error,
+        p.precision,
+    )
 
 
 def _wanted(p: LinearProblem, g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -164,3 +164,36 @@ def add_rows(
     mask = here & (i < IN)[None, :]
     held = tl.load(at, mask=mask, other=0.0).to(tl.float32)
     tl.store(at, (held + scale * total).to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["ROWS", "EACH"])
+def rebuild(
+    g, x, start, w, scale, ROWS, EACH, g_client, x_client, start_one, w_client,
+    IN: tl.constexpr, OUT: tl.constexpr, BS: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr,
+):  # fmt: skip
+    """w[client, o, i] = start[client / EACH, o, i] + scale * sum over rows of g[row, o] x[row, i].
+
+    The weights are written once and never read.
+    """
+    client = tl.program_id(1).to(tl.int64)
+    i = tl.program_id(0) * BI + tl.arange(0, BI)
+    o = tl.program_id(2) * BO + tl.arange(0, BO)
+    total = tl.zeros((BO, BI), tl.float32)
+    for first in range(0, ROWS, BS):
+        s = first + tl.arange(0, BS)
+        here = (s < ROWS)[:, None]
+        slopes = tl.load(
+            g + client * g_client + s[:, None] * OUT + o[None, :],
+            mask=here & (o < OUT)[None, :],
+            other=0.0,
+        )
+        inputs = tl.load(
+            x + client * x_client + s[:, None] * IN + i[None, :],
+            mask=here & (i < IN)[None, :],
+            other=0.0,
+        )
+        total = tl.dot(tl.trans(slopes), inputs, total)
+    at = o[:, None] * IN + i[None, :]
+    real = (o < OUT)[:, None] & (i < IN)[None, :]
+    before = tl.load(start + (client // EACH) * start_one + at, mask=real, other=0.0)
+    tl.store(w + client * w_client + at, before + scale * total, mask=real)

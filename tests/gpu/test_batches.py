@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 import undrift as fl
+from undrift.core.history import Histories
 from undrift.fleet import Fleet
 
 pytestmark = [
@@ -16,6 +19,7 @@ pytestmark = [
 
 
 DEVICE = "cuda"
+FOR_TASK = Histories.for_task
 
 
 def trainer(algorithm: fl.Algorithm, seed: int = 0, **settings: object) -> fl.Trainer:
@@ -28,7 +32,7 @@ def trainer(algorithm: fl.Algorithm, seed: int = 0, **settings: object) -> fl.Tr
     torch.manual_seed(seed)
     first = nn.Sequential(nn.Conv2d(3, 16, 5), nn.ReLU(), nn.MaxPool2d(2))
     second = nn.Sequential(nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(), nn.Flatten())
-    net = nn.Sequential(first, second, nn.Linear(128, 4))
+    net = nn.Sequential(first, second, nn.Linear(128, 96), nn.ReLU(), nn.Linear(96, 4))
     chosen = {"work": fl.Work(epochs=1, batch=8), "sampler": fl.Uniform(4), "device": DEVICE}
     return fl.Trainer(
         fl.Task(net), fl.Federation.of(clients), algorithm, seed=seed, **chosen | settings
@@ -67,6 +71,20 @@ def test_after_one_step_in_float32_it_is_what_runs_alone_give() -> None:
             assert float(apart.norm()) <= 1e-5 * moved + 1e-6
         else:  # an adaptive server makes whole steps of differences that are next to nothing
             assert float((apart.abs() > 1e-5).float().mean()) < 0.01
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_wide_layers_that_remember(precision: str, monkeypatch) -> None:
+    """Written at the end of a round, by a kernel or not, they are what moving ones are."""
+    found = []
+    for least in (0, 2**60):
+        monkeypatch.setattr(Histories, "for_task", partial(FOR_TASK, least=least))
+        one = trainer(fl.fedavg(0.05), precision=precision, work=fl.Work(steps=5, batch=8))
+        start = one.server.w.clone()
+        one.run(4)
+        assert bool(one.engine._rounds[0].histories) == (least == 0)
+        found.append(one.server.w - start)
+    assert float((found[0] - found[1]).norm() / found[1].norm()) < 0.05
 
 
 @pytest.mark.parametrize("place", ["host", "file"])

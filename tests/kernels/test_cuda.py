@@ -118,7 +118,10 @@ def test_most_configurations_are_right(problem, precision):
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16", "float32"])
 def test_linear_configurations_are_right(precision):
     p, device = LinearProblem(10, 20, 300, 70, precision), torch.device("cuda")
-    for make in (linear._forward_trial, linear._backward_trial, linear._step_trial):
+    makers = [linear._forward_trial, linear._backward_trial, linear._step_trial]
+    makers += [linear._adding_trial]
+    makers += [linear._rebuilding_trial] if linear.rebuilds(p) else []
+    for make in makers:
         trial = make(p, device)
         assert all(
             tuner._try(trial, c, timed=False).milliseconds < float("inf") for c in trial.candidates

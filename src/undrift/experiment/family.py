@@ -4,7 +4,7 @@ A file in `papers/` is an experiment with three sections more: `[paper]` tells w
 prints, `[part.NAME]` holds what a part of a setting's name stands for, and each `[[setting]]` lists
 its parts and the printed cells.  FILE-PART-PART names an ordinary experiment.  A setting without
 cells, as those of figures are, shows every method, or those that it lists as `only`; it may have
-its own `metric` and `targets`.  A file that says `like = "OTHER"` begins with OTHER's experiment,
+its own `metric`, `targets` and `seeds`.  A file that says `like = "OTHER"` begins with OTHER's experiment,
 parts and methods.
 """
 
@@ -24,7 +24,7 @@ from undrift.experiment.tables import Table, read_table
 
 FOLDER = Path(str(files("undrift") / "papers"))
 ONLY_HERE = ("paper", "part", "setting")
-OF_A_SETTING = ("metric", "targets")  # of [paper], where settings differ in them
+OF_A_SETTING = ("metric", "targets", "seeds")  # of [paper], where settings differ in them
 
 
 class Setting(NamedTuple):
@@ -79,7 +79,6 @@ def read_family(path: Path) -> list[Setting]:
     whole = _read_whole(path)
     base = {k: v for k, v in whole.items() if k not in ONLY_HERE}
     paper, parts = whole["paper"], whole.get("part", {})
-    base["seed"] = seed_list(paper["seeds"], paper["varies"])
     made = []
     for one in whole["setting"]:
         table, titles = base, []
@@ -92,6 +91,7 @@ def read_family(path: Path) -> list[Setting]:
         full = "-".join([path.stem, *one.get("parts", [])])
         own = {name: one[name] for name in OF_A_SETTING if name in one}
         table, told = _narrowed(table, {**paper, **own}, one.get("only"))
+        table = {**table, "seed": seed_list(told["seeds"], told["varies"])}
         cells = one.get("cells", {label: [] for label in told["methods"]})
         made.append(Setting(full, path.stem, ", ".join(titles), table, told, cells))
     return made

@@ -4,8 +4,8 @@ A file in `papers/` is an experiment with three sections more: `[paper]` tells w
 prints, `[part.NAME]` holds what a part of a setting's name stands for, and each `[[setting]]` lists
 its parts and the printed cells.  FILE-PART-PART names an ordinary experiment.  A setting without
 cells, as those of figures are, shows every method, or those that it lists as `only`; it may have
-its own `metric`, `targets` and `seeds`.  A file that says `like = "OTHER"` begins with OTHER's experiment,
-parts and methods.
+its own `metric`, `targets` and `seeds`.  A file that says `like = "OTHER"` begins with OTHER's
+experiment, parts and methods.
 """
 
 from __future__ import annotations

@@ -52,12 +52,22 @@ def agree(one: fl.Trainer, other: fl.Trainer, rounds: int = 2) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in catalogue() if not n.startswith("comfed:")])
-def test_every_algorithm_is_the_reference(name, traced):
+def test_every_algorithm_is_the_reference(name, traced, caplog):
     build = BUILDS.get(name, lambda: catalogue()[name].build(lr=0.05))
     special = SPECIAL.get(name, {})
     fast = world(build(), graph=True, **special)
-    agree(world(build(), engine="reference", **special), fast)
+    with caplog.at_level("INFO", "undrift"):
+        agree(world(build(), engine="reference", **special), fast)
     assert fast.engine.plan()["graph"]
+    assert ("unfused" in caplog.text) == (name == "mime")  # it runs the model in its own move
+
+
+def test_rates_from_a_list_are_algebra_too(traced, caplog):
+    local = fl.sgd(0.1, schedule=fl.Listed(rounds=(1.0, 0.5), steps=(1.0, 0.7, 0.3)))
+    for algorithm in (fl.fedavg(local=local), fl.scaffold(local=local)):
+        with caplog.at_level("INFO", "undrift"):
+            agree(world(algorithm, engine="reference"), world(algorithm, graph=True), 3)
+    assert "unfused" not in caplog.text
 
 
 WORKS = [

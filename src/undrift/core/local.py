@@ -78,7 +78,10 @@ class Listed(Schedule):
 
 
 def _at(values: tuple[float, ...], place: Tensor) -> Tensor:
-    return table(values, place.dtype, place.device)[place.long().clamp(max=len(values) - 1)]
+    at = place.long().clamp(max=len(values) - 1)
+    # not by brackets: torch reads an index without axes on the host, which no tracer allows
+    found = table(values, place.dtype, place.device).index_select(0, at.reshape(-1))
+    return found.reshape(place.shape)
 
 
 @record

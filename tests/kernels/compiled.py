@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from triton.compiler import ASTSource
 from triton.compiler import compile as compiled
 
 from undrift.kernels import batchnorm
-from undrift.kernels.problem import Norm
+from undrift.kernels.problem import TYPES, Norm
 from undrift.kernels.tuner import Launch
 
 POINTERS = {
@@ -28,10 +29,11 @@ POINTERS = {
     torch.int8: "*i8",
 }
 ALIGNED = [["tt.divisibility", 16]]
-CASES = [  # batch, channels, pixels a side, type, pool; a second client lies where the first does
-    (100, 64, 32, torch.float32, False),
-    (100, 512, 2, torch.bfloat16, True),
-]
+ANY = ("B", "splits")  # not specialised
+SHAPES = {  # batch, channels, pixels a side, pooled
+    "float32": (100, 64, 8, False),
+    "bf16": (100, 512, 2, True),
+}
 
 
 def compile_for_hopper(launch: Launch) -> Any:
@@ -46,11 +48,11 @@ def compile_for_hopper(launch: Launch) -> Any:
             signature[name], attributes[(i,)] = POINTERS[value.dtype], ALIGNED
         elif isinstance(value, float):
             signature[name] = "fp32"
-        elif value == 1 and name != "B":
+        elif value == 1 and name not in ANY:
             constants[name] = 1
         else:
             signature[name] = "i32"
-            if value % 16 == 0 and name != "B":
+            if value % 16 == 0 and name not in ANY:
                 attributes[(i,)] = ALIGNED
     signature |= dict.fromkeys(constants, "constexpr")
     source = ASTSource(launch.program, signature, constants, attributes)
@@ -65,18 +67,19 @@ def report(launch: Launch) -> None:
     print(json.dumps([launch.program.__name__, widths]))
 
 
-def main() -> None:
+def main(precision: str) -> None:
     Launch.run = report  # type: ignore[method-assign]
-    for images, channels, pixels, kind, pool in CASES:
-        x = torch.empty((2, images, pixels, pixels, channels), dtype=kind).movedim(-1, 2)
-        mask = torch.ones((2, images), dtype=torch.bool)
-        scale, shift = torch.ones((2, 4 * channels)).split(2 * channels, 1)
-        mean, var, size = batchnorm.statistics(x, mask)
-        known = batchnorm.Known(mask, mean, var, scale[:, :channels], shift[:, :channels])
-        how = Norm(1e-5, kind, True, pool)
-        y, place = batchnorm.apply(x, known, how)
-        batchnorm.gradients(y, x, size, place, known, how)
+    images, channels, pixels, pool = SHAPES[precision]
+    kind = TYPES[precision]
+    x = torch.empty((2, images, pixels, pixels, channels), dtype=kind).movedim(-1, 2)
+    mask = torch.ones((2, images), dtype=torch.bool)
+    scale, shift = torch.ones((2, 4 * channels)).split(2 * channels, 1)
+    mean, var, size = batchnorm.statistics(x, mask)
+    known = batchnorm.Known(mask, mean, var, scale[:, :channels], shift[:, :channels])
+    how = Norm(1e-5, kind, True, pool)
+    y, place = batchnorm.apply(x, known, how)
+    batchnorm.gradients(y, x, size, place, known, how)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -14,7 +14,7 @@ from undrift.core.convolution import Seam
 from undrift.core.ops import Pass
 from undrift.core.task import Batch, Task
 from undrift.core.tree import tree_map
-from undrift.kernels import batchnorm
+from undrift.kernels import batchnorm, convolution
 
 C, B = 2, 4
 NORMS = ("1", "5", "9")
@@ -159,6 +159,22 @@ def test_no_kernels_without_a_seam_that_asks(device, calls):
     for seam in (None, Seam(), Seam(default="loop")):
         trained(Task.build(network, seed=3), seam, device, steps=1)
     assert not calls
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "fp16"])
+def test_nothing_is_copied_between_a_convolution_and_its_norm(precision, device, monkeypatch):
+    copied, channels_last = [], convolution.channels_last
+
+    def spy(t: Tensor, dtype: torch.dtype) -> Tensor:
+        made = channels_last(t, dtype)
+        if made.data_ptr() != t.data_ptr():
+            copied.append(t.shape[2])
+        return made
+
+    monkeypatch.setattr(convolution, "channels_last", spy)
+    trained(Task.build(network, seed=3), Seam(precision, default="triton"), device, steps=1)
+    assert set(copied) <= {2}, "only images come in another order"
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from undrift.kernels.tuner import Launch, on_device
 if interpreted():
     mend()
 
-PROGRAMS = 4096  # of a sum, over all clients: a large device is full, and evenly so
-MOST_SPLITS = 128  # their parts are added up as one tile
 VALUES = 2048  # of a tile
+LEAST_TILES = 2  # of a program that sums: fewer would leave more parts than they read
+MOST_SPLITS = 64  # their parts are added up as one tile; fills a large device from 10 clients on
 
 
 class Known(NamedTuple):
@@ -47,10 +47,10 @@ def statistics(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     with on_device(x):
         flat, tile = _flat(x), _tile(x)
         clients, images, channels, pixels = flat.shape
-        splits = _splits(clients, channels, images * pixels, tile)
+        splits = _splits(images * pixels, tile)
         parts = _floats(x, clients, splits, 4, channels)
-        arguments = (flat, _bytes(mask, flat), parts, images, *flat.stride())
-        constants = dict(F=channels, P=pixels, MASKED=mask is not None, SPLITS=splits, **tile)
+        arguments = (flat, _bytes(mask, flat), parts, images, splits, *flat.stride())
+        constants = dict(F=channels, P=pixels, MASKED=mask is not None, **tile)
         grid = (clients * splits, _tiles(channels, tile["BC"]))
         Launch(programs.moments, grid, arguments, constants).run()
         mean, var = (_floats(x, clients, channels) for _ in range(2))
@@ -125,13 +125,12 @@ def _call(x: Tensor, known: Known, how: Norm) -> _Call:
 
 def _slopes(call: _Call, g: Tensor, place: Tensor, tile: dict[str, int]) -> tuple[Tensor, Tensor]:
     """Give the gradients by scale and shift."""
-    splits = _splits(call.clients, call.channels, call.cells, tile)
+    splits = _splits(call.cells, tile)
     parts = _floats(g, call.clients, splits, 2, call.channels)
     strides = (*g.stride(), *call.x.stride())
-    arguments = (g, call.x, *call.tensors, place, parts, *call.numbers, *strides)
-    constants = dict(call.constants, SPLITS=splits, **tile)
+    arguments = (g, call.x, *call.tensors, place, parts, splits, *call.numbers, *strides)
     grid = (call.clients * splits, _tiles(call.channels, tile["BC"]))
-    Launch(programs.slopes, grid, arguments, constants).run()
+    Launch(programs.slopes, grid, arguments, call.constants | tile).run()
     by_shift, by_scale = (_floats(g, call.clients, call.channels) for _ in range(2))
     _join(programs.join_slopes, parts, by_shift, by_scale)
     return by_scale, by_shift
@@ -141,8 +140,8 @@ def _join(program: Any, parts: Tensor, *sums: Tensor) -> None:
     """Add parts [C, splits, kinds, F] up."""
     clients, splits, _, channels = parts.shape
     block = min(power(channels), 32)
-    constants = dict(F=channels, SPLITS=splits, BS=power(splits, 1), BC=block, num_warps=4)
-    Launch(program, (clients, _tiles(channels, block)), (parts, *sums), constants).run()
+    constants = dict(F=channels, BS=power(splits, 1), BC=block, num_warps=4)
+    Launch(program, (clients, _tiles(channels, block)), (parts, *sums, splits), constants).run()
 
 
 # --------------------------------------------------------------------------------- layouts, sizes
@@ -179,10 +178,12 @@ def _tile(x: Tensor, each: int = 1) -> dict[str, int]:
     return dict(BP=VALUES // channels // each, BC=channels, num_warps=4)
 
 
-def _splits(clients: int, channels: int, cells: int, tile: dict[str, int]) -> int:
-    """Choose how many programs share a client's sum."""
-    programs = clients * _tiles(channels, tile["BC"])
-    return min(_tiles(PROGRAMS, programs), _tiles(cells, tile["BP"]), MOST_SPLITS)
+def _splits(cells: int, tile: dict[str, int]) -> int:
+    """Choose how many programs share a client's sum.
+
+    Not by the number of clients: a client's bits are the same whoever trains beside it.
+    """
+    return min(_tiles(cells, LEAST_TILES * tile["BP"]), MOST_SPLITS)
 
 
 def _tiles(n: int, size: int) -> int:

@@ -3,7 +3,8 @@
 A tile is some cells by some channels of one client.  A cell is a pixel or, where the output is
 pooled, a square of four.  Activations lie in any order: each comes with its strides (client,
 image, channel, pixel).  Rows of padding are never read, so that nothing in them can spread.  Sums
-are taken in parts, which are added up in a fixed order: equal inputs give equal bits.
+are taken in parts, which are added up in a fixed order: equal inputs give equal bits.  ReLU is
+written so that NaN stays: a client that diverged must be seen.
 """
 
 import triton
@@ -64,11 +65,10 @@ def first_real_row(mask, client, B, MASKED: tl.constexpr):
     return first
 
 
-@triton.jit(do_not_specialize=["B"])
+@triton.jit(do_not_specialize=["B", "splits"])
 def moments(
-    x, mask, parts, B, x_client, x_image, x_channel, x_pixel,
-    F: tl.constexpr, P: tl.constexpr, MASKED: tl.constexpr, SPLITS: tl.constexpr,
-    BP: tl.constexpr, BC: tl.constexpr,
+    x, mask, parts, B, splits, x_client, x_image, x_channel, x_pixel,
+    F: tl.constexpr, P: tl.constexpr, MASKED: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """parts[client, split, (count, level, mean above it, squares around the mean), channel].
 
@@ -76,11 +76,11 @@ def moments(
     Each lane of the tile keeps its own mean (Welford 1962), and lanes are put together as Chan et
     al. (1979) do, so that a first value unlike the others does no harm.
     """
-    client = (tl.program_id(0) // SPLITS).to(tl.int64)
-    split = tl.program_id(0) % SPLITS
+    client = (tl.program_id(0) // splits).to(tl.int64)
+    split = tl.program_id(0) % splits
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     tiles = tl.cdiv(B * P, BP)
-    each = tl.cdiv(tiles, SPLITS)
+    each = tl.cdiv(tiles, splits)
     inputs = x + client * x_client + c * x_channel
     row = first_real_row(mask, client, B, MASKED)
     level = tl.load(inputs + row * x_image, mask=(c < F) & (row < B), other=0.0).to(tl.float32)
@@ -102,18 +102,17 @@ def moments(
     above = tl.sum(count[:, None] * mean, 0) / tl.maximum(total, 1.0)
     apart = mean - above[None, :]
     together = tl.sum(squares + count[:, None] * apart * apart, 0)
-    to = parts + (client * SPLITS + split) * (4 * F) + c
+    to = parts + (client * splits + split) * (4 * F) + c
     tl.store(to, total + tl.zeros_like(above), mask=c < F)
     tl.store(to + F, level, mask=c < F)
     tl.store(to + 2 * F, above, mask=c < F)
     tl.store(to + 3 * F, together, mask=c < F)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def join_moments(
-    parts, mean, var, size,
-    F: tl.constexpr, SPLITS: tl.constexpr, BS: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
+    parts, mean, var, size, splits, F: tl.constexpr, BS: tl.constexpr, BC: tl.constexpr
+):
     """Put parts together: mean and biased variance [client, channel], size [client].
 
     A batch of padding alone has variance 1: its gradients are zero and must stay so.
@@ -121,8 +120,8 @@ def join_moments(
     client = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     split = tl.arange(0, BS)
-    kept = (split < SPLITS)[:, None] & (c < F)[None, :]
-    rows = parts + client * (SPLITS * 4 * F) + c
+    kept = (split < splits)[:, None] & (c < F)[None, :]
+    rows = parts + client * (splits * 4 * F) + c
     level = tl.load(rows + F, mask=c < F, other=0.0)
     at = rows[None, :] + split[:, None] * (4 * F)
     count = tl.load(at, mask=kept, other=0.0)
@@ -177,34 +176,34 @@ def normalise(
             origin = tl.where(ahead, quad, origin)
         alive = kept
         if RELU:
-            alive = kept & (value > 0)
+            alive = kept & ~(value <= 0)
         at = client * (B * CELLS * F) + cell[:, None] * F + c[None, :]
         tl.store(place + at, tl.where(alive, origin, NOWHERE).to(tl.int8), mask=stored)
     if RELU:
-        value = tl.where(value <= 0, 0.0, value)  # written so that NaN stays
+        value = tl.where(value <= 0, 0.0, value)
     value = tl.where(kept, value, 0.0)
     to = y + client * y_client + (image * y_image + cell % CELLS * y_pixel)[:, None]
     tl.store(to + (c * y_channel)[None, :], value.to(y.dtype.element_ty), mask=stored)
 
 
-@triton.jit(do_not_specialize=["B"])
+@triton.jit(do_not_specialize=["B", "splits"])
 def slopes(
-    g, x, mask, mean, var, scale, shift, place, parts, B, eps, scale_client, shift_client,
+    g, x, mask, mean, var, scale, shift, place, parts, splits, B, eps, scale_client, shift_client,
     g_client, g_image, g_channel, g_pixel, x_client, x_image, x_channel, x_pixel,
     F: tl.constexpr, P: tl.constexpr, W: tl.constexpr, MASKED: tl.constexpr,
     SCALE: tl.constexpr, SHIFT: tl.constexpr, RELU: tl.constexpr, POOL: tl.constexpr,
-    SPLITS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """parts[client, split, (by shift, by scale), channel]: sums of g, and of g times x normalised.
 
     Both behind ReLU and pooling.
     """
     CELLS: tl.constexpr = P // 4 if POOL else P
-    client = (tl.program_id(0) // SPLITS).to(tl.int64)
-    split = tl.program_id(0) % SPLITS
+    client = (tl.program_id(0) // splits).to(tl.int64)
+    split = tl.program_id(0) % splits
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     tiles = tl.cdiv(B * CELLS, BP)
-    each = tl.cdiv(tiles, SPLITS)
+    each = tl.cdiv(tiles, splits)
     centre, inverse, factor, offset = coefficients(
         mean, var, scale, shift, eps, client, c, scale_client, shift_client, F, SCALE, SHIFT
     )
@@ -231,26 +230,25 @@ def slopes(
             alive = alive & (origin < NOWHERE)
         value = value - centre
         if RELU and not POOL:
-            alive = alive & (value * factor + offset > 0)
+            alive = alive & ~(value * factor + offset <= 0)
         slope = tl.where(alive, slope, 0.0)
         by_shift += slope
         by_scale += tl.where(alive, slope * (value * inverse), 0.0)
-    to = parts + (client * SPLITS + split) * (2 * F) + c
+    to = parts + (client * splits + split) * (2 * F) + c
     tl.store(to, tl.sum(by_shift, 0), mask=c < F)
     tl.store(to + F, tl.sum(by_scale, 0), mask=c < F)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def join_slopes(
-    parts, by_shift, by_scale,
-    F: tl.constexpr, SPLITS: tl.constexpr, BS: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
+    parts, by_shift, by_scale, splits, F: tl.constexpr, BS: tl.constexpr, BC: tl.constexpr
+):
     """Add parts up: gradients by shift and scale [client, channel]."""
     client = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     split = tl.arange(0, BS)
-    kept = (split < SPLITS)[:, None] & (c < F)[None, :]
-    at = parts + (client * SPLITS + split[:, None]) * (2 * F) + c[None, :]
+    kept = (split < splits)[:, None] & (c < F)[None, :]
+    at = parts + (client * splits + split[:, None]) * (2 * F) + c[None, :]
     first = tl.sum(tl.load(at, mask=kept, other=0.0), 0)
     second = tl.sum(tl.load(at + F, mask=kept, other=0.0), 0)
     tl.store(by_shift + client * F + c, first, mask=c < F)
@@ -303,7 +301,7 @@ def input_gradient(
         if POOL:
             own = tl.where(origin == quad, slope, 0.0)
         elif RELU:
-            own = tl.where(value * factor + offset > 0, slope, 0.0)
+            own = tl.where(value * factor + offset <= 0, 0.0, slope)
         change = factor * (own - level - value * inverse * tilt)
         change = tl.where(kept, change, 0.0)
         tl.store(to + step * gx_pixel, change.to(gx.dtype.element_ty), mask=stored)

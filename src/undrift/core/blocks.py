@@ -68,9 +68,8 @@ def run_block(
     if isinstance(layer, _BatchNorm):
         wide = torch.promote_types(x.dtype, torch.float32)
         result = operand_type(seam.precision, wide) if narrow else wide
-        normed: Tensor = layer(
-            x, Norm(layer.eps, result, block.relu, block.pool, planes=flat or not narrow)
-        )
+        norm = Norm(layer.eps, result, block.relu, block.pool, planes=flat or not narrow)
+        normed: Tensor = layer(x, norm)
         return normed
     how = seam.way(layer._place.name, narrow, descent)._replace(planes=flat or not narrow)
     if isinstance(layer, nn.Linear):
@@ -103,7 +102,7 @@ def find_block(layers: Sequence[nn.Module], at: int) -> Block | None:
         return None if seen or linear is None else linear._replace(relu=True, length=2)
     if not takes(layer):
         return None
-    return _with_followers(layers, at, isinstance(layer, nn.Conv2d), isinstance(layer, nn.Conv2d))
+    return _with_followers(layers, at, pools=True) if isinstance(layer, nn.Conv2d) else Block(layer)
 
 
 def find_norm(
@@ -112,22 +111,19 @@ def find_norm(
     """Find out whether a layer is a BatchNorm that kernels compute, and what goes with it."""
     if not normalises(layers[at], seam, device):
         return None
-    return _with_followers(layers, at, True, isinstance(layers[at], nn.BatchNorm2d))
+    return _with_followers(layers, at, pools=isinstance(layers[at], nn.BatchNorm2d))
 
 
-def _with_followers(
-    layers: Sequence[nn.Module], at: int, may_rectify: bool, may_pool: bool
-) -> Block:
-    """Add a ReLU and a 2x2 max-pool, in either order, to the layer that they follow."""
-    relu = pool = False
-    length = 1
+def _with_followers(layers: Sequence[nn.Module], at: int, pools: bool) -> Block:
+    """Add a ReLU and, where a layer `pools`, a 2x2 max-pool that follow it, in either order."""
+    block = Block(layers[at])
     for follower in layers[at + 1 : at + 3]:
-        rectifies = may_rectify and not relu and _is_relu(follower)
-        pools = may_pool and not pool and _is_small_pool(follower)
-        if _is_hooked(follower) or not (rectifies or pools):
+        relu = _is_relu(follower) and not block.relu
+        pool = _is_small_pool(follower) and pools and not block.pool
+        if _is_hooked(follower) or not (relu or pool):
             break
-        relu, pool, length = relu or rectifies, pool or pools, length + 1
-    return Block(layers[at], relu, pool, length)
+        block = Block(block.layer, block.relu or relu, block.pool or pool, block.length + 1)
+    return block
 
 
 def normalises(layer: nn.Module, seam: Seam, device: torch.device) -> bool:

@@ -202,6 +202,14 @@ def test_fixed_statistics(device, used):
     assert used == ["apply", "gradients"]
 
 
+def test_by_fixed_statistics_one_pixel_spoils_its_square_alone(device):
+    x, _, scale, shift, _ = (t[0] for t in operands(SIZES["images"], device, 1))
+    x[1, 2, 2, 3] = NAN  # the second of its square
+    how, fixed = Norm(EPS, torch.float32, True, True), (shift, scale.square() + 0.5)
+    found, wanted = (op(x, None, scale, shift, how, fixed)[0] for op in (kernels, plain))
+    assert torch.equal(found.isnan(), wanted.isnan()) and int(found.isnan().sum()) == 1
+
+
 def test_other_modes(device, used):
     """Nested vmaps, gradients taken outside of them, shared weights, one client."""
     how = Norm(EPS, torch.float32, True, True)

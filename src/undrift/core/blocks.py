@@ -1,9 +1,9 @@
-"""Layers that a seam computes: a convolution with what follows it, and linear layers.
+"""Layers that a seam computes: convolutions and BatchNorms with what follows, and linear layers.
 
 A sequence looks ahead.  Conv2d with a ReLU and a 2x2 max-pool behind it becomes one op, so does a
-Linear with a ReLU before it, and between two layers of the seam activations stay in the operand
-type.  A layer with hooks is always called itself, on float32, and what leaves the seam is float32
-in torch's usual order of memory.
+BatchNorm where kernels do it, and a Linear with a ReLU before it; between two layers of the seam
+activations stay in the operand type.  A layer with hooks is always called itself, on float32, and
+what leaves the seam is float32 in torch's usual order of memory.
 """
 
 from __future__ import annotations
@@ -11,11 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from undrift import kernels
 from undrift.core.convolution import ConvShape, Seam, convolve
 from undrift.core.dense import dense
 from undrift.core.linear import Descent
+from undrift.core.precision import operand_type
+from undrift.kernels.problem import Norm
 
 # Layers without weights that pass on whatever type they get.
 TRANSPARENT = (
@@ -29,7 +34,7 @@ class Block(NamedTuple):
     """A layer of the seam and what is computed with it."""
 
     layer: nn.Module
-    relu: bool = False  # behind a convolution, before a linear layer
+    relu: bool = False  # behind a convolution or a BatchNorm, before a linear layer
     pool: bool = False
     length: int = 1  # how many layers of the sequence it stands for
 
@@ -40,13 +45,14 @@ def run_sequence(
     """Call layers one after the other, those of the seam as blocks."""
     at = 0
     while at < len(layers):
-        block = find_block(layers, at)
+        block = find_block(layers, at) or find_norm(layers, at, seam, x.device)
         at += block.length if block else 1
         if block is None:
             x = layers[at - 1](x)
         else:
             rest = layers[at:]
-            x = run_block(block, x, seam, descent, narrow=_feeds_seam(rest), flat=_is_flat(rest))
+            narrow = _feeds_seam(rest, seam, x.device)
+            x = run_block(block, x, seam, descent, narrow, flat=_is_flat(rest))
     return x
 
 
@@ -59,6 +65,12 @@ def run_block(
     `flat`: what comes next reads channel after channel.
     """
     layer: Any = block.layer
+    if isinstance(layer, _BatchNorm):
+        wide = torch.promote_types(x.dtype, torch.float32)
+        result = operand_type(seam.precision, wide) if narrow else wide
+        norm = Norm(layer.eps, result, block.relu, block.pool, planes=flat or not narrow)
+        normed: Tensor = layer(x, norm)
+        return normed
     how = seam.way(layer._place.name, narrow, descent)._replace(planes=flat or not narrow)
     if isinstance(layer, nn.Linear):
         return dense(x, layer.weight, layer.bias, how._replace(rectify=block.relu))
@@ -90,16 +102,37 @@ def find_block(layers: Sequence[nn.Module], at: int) -> Block | None:
         return None if seen or linear is None else linear._replace(relu=True, length=2)
     if not takes(layer):
         return None
-    relu = pool = False
-    length = 1
-    for follower in layers[at + 1 : at + 3] if isinstance(layer, nn.Conv2d) else ():
-        if _is_hooked(follower) or not (_is_relu(follower) or _is_small_pool(follower)):
+    return _with_followers(layers, at, pools=True) if isinstance(layer, nn.Conv2d) else Block(layer)
+
+
+def find_norm(
+    layers: Sequence[nn.Module], at: int, seam: Seam, device: torch.device
+) -> Block | None:
+    """Find out whether a layer is a BatchNorm that kernels compute, and what goes with it."""
+    if not normalises(layers[at], seam, device):
+        return None
+    return _with_followers(layers, at, pools=isinstance(layers[at], nn.BatchNorm2d))
+
+
+def _with_followers(layers: Sequence[nn.Module], at: int, pools: bool) -> Block:
+    """Add a ReLU and, where a layer `pools`, a 2x2 max-pool that follow it, in either order."""
+    block = Block(layers[at])
+    for follower in layers[at + 1 : at + 3]:
+        relu = _is_relu(follower) and not block.relu
+        pool = _is_small_pool(follower) and pools and not block.pool
+        if _is_hooked(follower) or not (relu or pool):
             break
-        if (relu and _is_relu(follower)) or (pool and _is_small_pool(follower)):
-            break
-        relu, pool = relu or _is_relu(follower), pool or _is_small_pool(follower)
-        length += 1
-    return Block(layer, relu, pool, length)
+        block = Block(block.layer, block.relu or relu, block.pool or pool, block.length + 1)
+    return block
+
+
+def normalises(layer: nn.Module, seam: Seam, device: torch.device) -> bool:
+    """Whether a layer is a prepared BatchNorm that nobody looks at, and kernels compute it."""
+    if not isinstance(layer, _BatchNorm) or not hasattr(layer, "_place") or _is_hooked(layer):
+        return False
+    plain = layer.weight is None or layer.weight.dtype == torch.float32
+    place: Any = layer._place
+    return plain and seam.uses_kernels(place.name) and kernels.available(device)
 
 
 def takes(layer: nn.Module) -> bool:
@@ -134,12 +167,12 @@ def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
-def _feeds_seam(layers: Sequence[nn.Module]) -> bool:
+def _feeds_seam(layers: Sequence[nn.Module], seam: Seam, device: torch.device) -> bool:
     """Whether the next layer with weights is the seam's and nobody looks at what lies between."""
     for layer in layers:
         if _is_hooked(layer):
             return False
-        if takes(layer):
+        if takes(layer) or normalises(layer, seam, device):
             return True
         if _kind(layer) not in TRANSPARENT:
             return False

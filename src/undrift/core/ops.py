@@ -24,13 +24,15 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
-from undrift.core.batchnorm import Running, normalise, remember
+from undrift.core.batchnorm import Running, remember
 from undrift.core.blocks import Block, run_block, run_sequence, takes
 from undrift.core.convolution import Seam
 from undrift.core.dropping import drop
 from undrift.core.linear import Descent, descending_linear
 from undrift.core.lstm import run_lstm
+from undrift.core.normalising import normalised
 from undrift.errors import TaskError
+from undrift.kernels.problem import Norm
 
 __all__ = ["Pass", "current_pass", "prepare", "read_buffers", "running"]
 
@@ -175,8 +177,11 @@ def _buffer(part: nn.Module, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
 
 
-def _batch_norm_forward(self: _BatchNorm, input: Tensor) -> Tensor:
-    """Normalise by the real rows; in training the new buffers go into the pass."""
+def _batch_norm_forward(self: _BatchNorm, input: Tensor, how: Norm | None = None) -> Tensor:
+    """Normalise by the real rows; in training the new buffers go into the pass.
+
+    `how`: what a sequence lets follow in the same op.
+    """
     self._check_input_dim(input)
     run = current_pass()
     _check_rows(self, input, run.mask)
@@ -184,7 +189,11 @@ def _batch_norm_forward(self: _BatchNorm, input: Tensor) -> Tensor:
     learning = run.training and self.training
     old = _running(self, run) if known else None
     fixed = old[:2] if old and not learning else None
-    y, stats = normalise(input, run.mask, fixed, self.weight, self.bias, self.eps)
+    use_kernels = run.seam is not None and run.seam.uses_kernels(_place(self).name)
+    y, stats = normalised(
+        input, run.mask, fixed, self.weight, self.bias, how or Norm(self.eps, input.dtype),
+        use_kernels,
+    )  # fmt: skip
     if learning and old and self.track_running_stats:
         new = remember(old, stats, self.momentum)
         run.new_buffers.update((_buffer(self, n), v) for n, v in zip(STATISTICS, new, strict=True))

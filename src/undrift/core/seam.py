@@ -52,6 +52,10 @@ class Seam:
         """Whether Triton kernels are asked for anywhere."""
         return bool({"triton", "auto"} & {self.default, *self.choices.values()})
 
+    def uses_kernels(self, layer: str) -> bool:
+        """Whether a layer without ways of its own, a BatchNorm, takes Triton kernels."""
+        return self.choices.get(layer, self.default) in ("triton", "auto")
+
     def way(self, layer: str, narrow: bool = False, descent: Descent | None = None) -> Way:
         """Give the way that a layer takes; linear layers are Triton's or torch's."""
         known = None if descent is None else descent.histories

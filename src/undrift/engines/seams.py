@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from undrift import kernels
 from undrift.core.choosing import chosen_ways, use_ways
@@ -43,7 +44,7 @@ def _choices(task: Task, ways: Mapping[str, str] | None) -> dict[str, str]:
         return {}
     if not isinstance(ways, Mapping):
         raise ConfigError(f"ways must be one name, or names by layer, got {ways!r}")
-    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, _BatchNorm)
     layers = [name for name, part in task.module.named_modules() if isinstance(part, kinds)]
     for name in ways:
         if name not in layers:

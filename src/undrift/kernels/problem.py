@@ -167,3 +167,13 @@ def thin(problem: Problem) -> Thin | None:
     block = min(power(problem.outputs), 64)
     blocks = -(-problem.outputs // block)
     return Thin(height, width, block, blocks, depth, pairs, problem.output[0])
+
+
+class Norm(NamedTuple):
+    """What a BatchNorm does besides its numbers, and what follows it in the same op."""
+
+    eps: float
+    result: torch.dtype  # of the output
+    relu: bool = False
+    pool: bool = False  # 2x2 maximum, behind or before the ReLU
+    planes: bool = False  # each channel of the output lies together; else it lies as the input

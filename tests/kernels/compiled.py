@@ -1,0 +1,85 @@
+"""Compile the programs of a cohort's BatchNorm for a card of compute capability 9.0, without one.
+
+A process of its own: where the interpreter was asked for, there is no compiler.  Writes one line of
+JSON per program: its name, and the widths of its loads and stores as PTX calls them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.compiler import compile as compiled
+
+from undrift.kernels import batchnorm
+from undrift.kernels.problem import TYPES, Norm
+from undrift.kernels.tuner import Launch
+
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.uint8: "*u8",
+    torch.int8: "*i8",
+}
+ALIGNED = [["tt.divisibility", 16]]
+ANY = ("B", "splits")  # not specialised
+SHAPES = {  # batch, channels, pixels a side, pooled
+    "float32": (100, 64, 8, False),
+    "bf16": (100, 512, 2, True),
+}
+
+
+def compile_for_hopper(launch: Launch) -> Any:
+    """Compile as a launch with these arguments would: ones and multiples of 16 are known."""
+    signature: dict[str, str] = {}
+    constants = {n: v for n, v in launch.constants.items() if n in launch.program.arg_names}
+    attributes: dict[tuple[int, ...], Any] = {}
+    for i, (name, value) in enumerate(
+        zip(launch.program.arg_names, launch.arguments, strict=False)
+    ):
+        if isinstance(value, Tensor):
+            signature[name], attributes[(i,)] = POINTERS[value.dtype], ALIGNED
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        elif value == 1 and name not in ANY:
+            constants[name] = 1
+        else:
+            signature[name] = "i32"
+            if value % 16 == 0 and name not in ANY:
+                attributes[(i,)] = ALIGNED
+    signature |= dict.fromkeys(constants, "constexpr")
+    source = ASTSource(launch.program, signature, constants, attributes)
+    options = {"num_warps": launch.constants["num_warps"]}
+    return compiled(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def report(launch: Launch) -> None:
+    made = compile_for_hopper(launch)
+    assert made.asm["cubin"]
+    widths = sorted(set(re.findall(r"\b(?:ld|st)\.global\.((?:v\d\.)?b\d+)", made.asm["ptx"])))
+    print(json.dumps([launch.program.__name__, widths]))
+
+
+def main(precision: str) -> None:
+    Launch.run = report  # type: ignore[method-assign]
+    images, channels, pixels, pool = SHAPES[precision]
+    kind = TYPES[precision]
+    x = torch.empty((2, images, pixels, pixels, channels), dtype=kind).movedim(-1, 2)
+    mask = torch.ones((2, images), dtype=torch.bool)
+    scale, shift = torch.ones((2, 4 * channels)).split(2 * channels, 1)
+    mean, var, size = batchnorm.statistics(x, mask)
+    known = batchnorm.Known(mask, mean, var, scale[:, :channels], shift[:, :channels])
+    how = Norm(1e-5, kind, True, pool)
+    y, place = batchnorm.apply(x, known, how)
+    batchnorm.gradients(y, x, size, place, known, how)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

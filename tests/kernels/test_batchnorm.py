@@ -333,3 +333,23 @@ def test_the_programs_compile_for_a_card_that_is_not_here(precision):
     assert [name for name, _ in lines] == names
     large = [widths for name, widths in lines if not name.startswith("join")]
     assert all("v4.b32" in widths for widths in large), "channels are read 16 bytes at a time"
+
+
+def test_a_device_is_asked_whether_its_numbers_are_right(device, monkeypatch, caplog):
+    assert max(batchnorm._error(device, pool) for pool in (False, True)) < 1e-6
+    monkeypatch.setattr(batchnorm, "interpreted", lambda: False)
+
+    def is_wrong() -> bool:
+        monkeypatch.setattr(batchnorm, "_right", set())
+        monkeypatch.setattr(batchnorm, "_wrong", set())
+        batchnorm.prove(device)
+        return batchnorm.is_wrong(device)
+
+    assert not is_wrong() and not caplog.text
+    monkeypatch.setattr(batchnorm, "statistics", lambda x, mask: x.new_zeros(3, 2, 24))
+    assert is_wrong() and "off by" in caplog.text
+    monkeypatch.setattr(batchnorm, "apply", lambda *rest: 1 / 0)
+    assert is_wrong() and "division by zero" in caplog.text
+    x = torch.randn((2, 4, 6, 4, 4), device=device)
+    monkeypatch.setattr(batchnorm, "takes", lambda x: True)  # torch does it, or this would fail
+    normalised(x[0], None, None, None, None, Norm(EPS, torch.float32), use_kernels=True)

@@ -46,7 +46,7 @@ def _kernels_take(x: Tensor, numbers: list[Tensor | None]) -> bool:
         return False
     from undrift.kernels import batchnorm
 
-    return batchnorm.takes(x)
+    return batchnorm.takes(x) and not batchnorm.is_wrong(x.device)
 
 
 def _finished(y: Tensor, how: Norm) -> Tensor:

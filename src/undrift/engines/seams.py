@@ -36,7 +36,16 @@ def seam_for(
     default, choices = (ways, {}) if isinstance(ways, str) else (usual, _choices(task, ways))
     if "triton" in (default, *choices.values()):
         kernels.need(device)
+        _prove(task, device)
     return Seam("float32" if by_torch else precision or "tf32", choices, default)
+
+
+def _prove(task: Task, device: torch.device) -> None:
+    """Ask a device whether BatchNorm's kernels are right; the others are asked as they are tuned."""
+    if any(isinstance(part, _BatchNorm) for part in task.module.modules()):
+        from undrift.kernels import batchnorm
+
+        batchnorm.prove(device)
 
 
 def _choices(task: Task, ways: Mapping[str, str] | None) -> dict[str, str]:

@@ -11,16 +11,21 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from undrift.kernels import interpreted
 from undrift.kernels.interpreter import mend
 from undrift.kernels.problem import MOST_OFFSETS, Norm, power
 from undrift.kernels.programs import batchnorm as programs
-from undrift.kernels.tuner import Launch, on_device
+from undrift.kernels.trials import relative
+from undrift.kernels.tuner import Launch, log, on_device
 
 if interpreted():
     mend()
 
+TOLERANCE = 1e-4  # of float32 on a small batch
+_right: set[torch.device] = set()
+_wrong: set[torch.device] = set()
 VALUES = 2048  # of a tile
 LEAST_TILES = 2  # of a program that sums: fewer would leave more parts than they read
 MOST_SPLITS = 64  # their parts are added up as one tile; fills a large device from 10 clients on
@@ -40,6 +45,56 @@ def takes(x: Tensor) -> bool:
     """Whether the kernels do one client's batch [B, F, ...]."""
     known = x.dtype in (torch.float32, torch.bfloat16, torch.float16)
     return known and x.dim() >= 2 and 0 < x.numel() <= MOST_OFFSETS
+
+
+def prove(device: torch.device) -> None:
+    """Find out on a small batch, once, whether the kernels give right numbers on a device.
+
+    A compiler may well turn a legal program into one that writes zeros.
+    """
+    device = torch.empty(0, device=device).device  # with its number
+    if interpreted() or device in _wrong or device in _right:
+        return
+    try:
+        found = max(_error(device, pool) for pool in (False, True))
+        trouble = "" if found < TOLERANCE else f"they are off by {found:.1e}"
+    except Exception as error:  # whatever a compiler or a driver may raise
+        trouble = str(error)[:200] or type(error).__name__
+    (_wrong if trouble else _right).add(device)
+    if trouble:
+        log.warning("BatchNorm runs without kernels on %s: %s", device, trouble)
+
+
+def is_wrong(device: torch.device) -> bool:
+    """Whether the kernels were found to be wrong on a device."""
+    return device in _wrong
+
+
+def _error(device: torch.device, pool: bool) -> float:
+    """Compare values and gradients of a small cohort with torch's in float64."""
+    source = torch.Generator(device).manual_seed(0)
+    x, w, b, g = (
+        torch.randn(size, generator=source, device=device)
+        for size in ((2, 5, 6, 6, 24), (2, 24), (2, 24), (2, 5, 24, 6, 6))
+    )
+    x, g, how = x.movedim(-1, 2), g[..., ::2, ::2] if pool else g, Norm(1e-5, x.dtype, True, pool)
+    mean, var, size = statistics(x, None)
+    known = Known(None, mean, var, w, b)
+    y, place = apply(x, known, how)
+    found = (y, *gradients(g, x, size, place, known, how))
+    return max(_apart(found, c, x, w, b, g, pool) for c in range(2))
+
+
+def _apart(
+    found: Sequence[Tensor], c: int, x: Tensor, w: Tensor, b: Tensor, g: Tensor, pool: bool
+) -> float:
+    """Tell how far one client's results are from torch's, relative to these."""
+    rows, scale, shift = inputs = [t[c].double().requires_grad_() for t in (x, w, b)]
+    with torch.enable_grad():
+        y = functional.batch_norm(rows, None, None, scale, shift, training=True).relu()
+        y = functional.max_pool2d(y, 2) if pool else y
+    wanted = (y.detach(), *torch.autograd.grad(y, inputs, g[c].double()))
+    return max(relative(a[c], b) for a, b in zip(found, wanted, strict=True))
 
 
 def statistics(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -41,7 +41,7 @@ def seam_for(
 
 
 def _prove(task: Task, device: torch.device) -> None:
-    """Ask a device whether BatchNorm's kernels are right; the others are asked as they are tuned."""
+    """Ask a device whether BatchNorm's kernels are right; others are asked as they are tuned."""
     if any(isinstance(part, _BatchNorm) for part in task.module.modules()):
         from undrift.kernels import batchnorm
 

@@ -16,6 +16,7 @@ from reproductions_pictures import draw
 from undrift.experiment.family import Setting, is_figure, paper_files, settings_of
 from undrift.papers import counts, read_records
 from undrift.papers.figures import CURVES_OF
+from undrift.papers.scores import number
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "reproductions"
@@ -239,16 +240,6 @@ def curve_numbers(paper: dict[str, Any], entry: dict[str, Any]) -> list[str]:
     return [number(ours, digits), number(ours["best"], digits), *goals]
 
 
-def number(found: dict[str, Any], digits: int = 2) -> str:
-    """Write mean ± deviation."""
-    lost = found.get("diverged")
-    if found.get("value") is None:
-        return "diverged" if lost else ""
-    std = found.get("std")
-    told = f"{found['value']:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
-    return f"{told} ({lost} of {len(found['each'])} diverged)" if lost else told
-
-
 def difference(entry: dict[str, Any]) -> str:
     """Write the difference; bold where it is a clear one."""
     if entry["difference"] is None:
@@ -269,7 +260,7 @@ def alternatives(entries: Sequence[dict[str, Any]]) -> str:
     goals = [[rounds(one, e["rounds"]) for one in e["ours"].get("rounds_to", [])] for e in entries]
     rows = [
         [e["title"], e["name"], ", ".join(f"`{c}`" for c in e["changes"]),
-         number(e["ours"], 2 if (e["ours"].get("value") or 1) >= 1 else 4),
+         number(e["ours"]),
          number(e["paper"]), difference(e), *([", ".join(goal)] if any(goals) else [])]
         for e, goal in zip(entries, goals, strict=True)
     ]  # fmt: skip

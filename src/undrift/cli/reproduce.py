@@ -16,6 +16,7 @@ from undrift.papers import Options, chosen_settings, counts, reproduce
 from undrift.papers.figures import CURVES_OF
 from undrift.papers.plan import experiments_of
 from undrift.papers.records import UNFINISHED, full_cells
+from undrift.papers.scores import number
 from undrift.papers.tuning import best_of, told
 
 OUT, TINY_OUT, RECORDS = "runs/reproduce", "runs/reproduce-tiny", "reproductions"
@@ -114,7 +115,7 @@ def _show(entries: Sequence[dict[str, Any]]) -> None:
         mark = "differs" if one["differs"] else ""
         note = mark if one["kind"] == "full" else f"{one['kind']}, {_rounds(one['rounds'])}"
         cell = f"{one['setting']} {one['name']}"
-        rows.append([cell, number(one["ours"]), number(one["paper"]), gap, note])
+        rows.append([cell, *(number(one[n], missing="-") for n in ("ours", "paper")), gap, note])
     print("\n".join(aligned(rows)))
     if any(one["kind"] == UNFINISHED for one in entries):
         print("unfinished cells go on when the same command is run again")
@@ -122,23 +123,6 @@ def _show(entries: Sequence[dict[str, Any]]) -> None:
 
 def _rounds(count: int) -> str:
     return f"{count} round" + ("" if count == 1 else "s")
-
-
-def number(found: dict[str, Any]) -> str:
-    """Write mean ± deviation: accuracies in %, or small losses.
-
-    >>> number({"value": 67.72, "std": 0.2}), number({"value": 33.1, "std": None})
-    ('67.72 ± 0.20', '33.10')
-    >>> number({"value": 0.00389, "std": 0.0002})
-    '0.0039 ± 0.0002'
-    """
-    lost = found.get("diverged")
-    if found.get("value") is None:
-        return "diverged" if lost else "-"
-    std = found.get("std")
-    digits = 2 if found["value"] >= 1 else 4
-    told = f"{found['value']:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
-    return f"{told} ({lost} diverged)" if lost else told
 
 
 def _list(chosen: argparse.Namespace) -> int:

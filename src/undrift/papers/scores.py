@@ -166,3 +166,19 @@ def far(gap: float | None, *stds: float | None) -> bool | None:
     """
     known = [s for s in stds if s is not None]
     return None if gap is None or not known else abs(gap) > FAR * max(known)
+
+
+def number(found: Mapping[str, Any], digits: int | None = None, missing: str = "") -> str:
+    """Write mean ± deviation: accuracies in %, or small losses, which need more digits.
+
+    >>> number({"value": 67.72, "std": 0.2}), number({"value": 33.1, "std": None}, 1)
+    ('67.72 ± 0.20', '33.1')
+    >>> number({"value": 0.00389, "std": 0.0002}), number({"value": None}, missing="-")
+    ('0.0039 ± 0.0002', '-')
+    """
+    lost, value, std = found.get("diverged"), found.get("value"), found.get("std")
+    if value is None:
+        return "diverged" if lost else missing
+    places = (2 if value >= 1 else 4) if digits is None else digits
+    told = f"{value:.{places}f}" + ("" if std is None else f" ± {std:.{places}f}")
+    return f"{told} ({lost} of {len(found['each'])} diverged)" if lost else told

@@ -211,3 +211,32 @@ def test_wide_layers_remember_their_steps(monkeypatch, runs):
         alone = wide(seed, engine="reference")
         alone.run(3)
         assert distance([trainer.server.w], [alone.server.w]) < 1e-12
+
+
+def test_nothing_is_recorded_before_a_step_tells_who_remembers(monkeypatch):
+    monkeypatch.setattr(Histories, "for_task", partial(Histories.for_task, least=0))
+    source = torch.Generator().manual_seed(0)
+    clients = [
+        (torch.randn(n, 9, generator=source).double(), torch.randint(0, 3, (n,), generator=source))
+        for n in (3, 3, 3, 12)
+    ]
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(9, 64), nn.ReLU(), nn.Linear(64, 3))
+    drops = fl.Work(epochs=2, batch=4, last="drop")  # more than three have: they take no step
+
+    def trainer(**settings) -> fl.Trainer:
+        task, data = fl.Task(net, dtype=torch.float64), fl.Federation.of(clients)
+        some = {"work": drops, "sampler": fl.Uniform(1), "seed": 3}
+        return fl.Trainer(task, data, fl.fedavg(0.1), **some, **settings)
+
+    made, alone = trainer(graph=True), trainer(engine="reference")
+    made.task.seam = Seam(default="loop")
+    start = made.server.w.clone()
+    assert all(3 not in made.round().ids for _ in range(2)), "choose another seed"
+    (runner,) = made.engine._rounds
+    assert not runner.histories.known and not runner._pieces
+    assert torch.equal(made.server.w, start)
+    made.run(6)
+    alone.run(8)
+    assert runner.histories.known and runner._pieces
+    assert distance([made.server.w], [alone.server.w]) < 1e-12 < float((made.server.w - start).norm())

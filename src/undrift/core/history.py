@@ -80,11 +80,15 @@ class History:
         self.w0 = torch.zeros((extent.experiments, *layer.weight.shape), dtype=kind, device=device)
         self.x = torch.zeros((*sizes, layer.in_features), dtype=kind, device=device)
         self.g = torch.zeros((*sizes, layer.out_features), dtype=kind, device=device)
-        self.used = False  # until it has remembered; whether it does is known after one step
+        self.used: bool | None = None  # whether it remembers: known after the first step
 
     def takes(self, x: Tensor) -> bool:
-        """Whether x [n, rows, in] is a step's batch; a layer may be applied to more rows."""
-        return x.shape[1] == self.extent.batch
+        """Whether x [n, rows, in] is a step's batch; a layer may be applied to more rows.
+
+        The answer is the same in every step.
+        """
+        self.used = x.shape[1] == self.extent.batch
+        return self.used
 
     def begin(self, w0: Tensor) -> None:
         """Start from the models w0 [S, P], with nothing remembered."""
@@ -94,7 +98,7 @@ class History:
 
     def forward(self, x: Tensor, b: Tensor | None, result: torch.dtype) -> tuple[Tensor, Tensor]:
         """Apply the layer to x [n, B, in]; gives y and x in the operand type."""
-        self.used, operand = True, x.to(self.kind)
+        operand = x.to(self.kind)
         y = self._by_start(operand, self.w0.transpose(1, 2))
         for part, held in self._parts(len(x)):
             overlap = self._overlap(operand[part], held.x)
@@ -123,9 +127,9 @@ class History:
     def finish(self, w: Tensor, start: Tensor) -> None:
         """Write the weights into the cohort's matrix w [S * C, P], from the models start [S, P].
 
-        What is there is not read, unless nothing was remembered: then it has moved by itself.
+        What is there is not read.  A layer that does not remember has moved by itself.
         """
-        if not self.used:
+        if self.used is False:
             return
         own, first = (m[:, self.columns].unflatten(1, self.w0.shape[1:]) for m in (w, start))
         each = len(w) // len(start)
@@ -285,6 +289,11 @@ class Histories:
         """Let all layers remember in these slots."""
         self._moves.slots = slots
         return self
+
+    @property
+    def known(self) -> bool:
+        """Whether a step has told which layers remember."""
+        return all(layer.used is not None for layer in self.layers.values())
 
     def others(self, w: Tensor) -> list[Tensor]:
         """View what is not remembered of models w [..., P]: the rest is written by `finish`."""

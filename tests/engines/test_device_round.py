@@ -239,4 +239,6 @@ def test_nothing_is_recorded_before_a_step_tells_who_remembers(monkeypatch):
     made.run(6)
     alone.run(8)
     assert runner.histories.known and runner._pieces
-    assert distance([made.server.w], [alone.server.w]) < 1e-12 < float((made.server.w - start).norm())
+    assert (
+        distance([made.server.w], [alone.server.w]) < 1e-12 < float((made.server.w - start).norm())
+    )

@@ -109,6 +109,24 @@ def test_without_a_seam_nothing_changes():
         assert torch.equal(prepare(plain)(x), plain(x))
 
 
+class Last(nn.Module):
+    """Takes the last step of what an LSTM returns: its outputs, and its state."""
+
+    def forward(self, found: tuple[Tensor, tuple[Tensor, Tensor]]) -> Tensor:
+        return found[0][:, -1]
+
+
+def test_layers_of_a_sequence_may_hand_on_anything():
+    layers = (nn.LSTM(3, 4, batch_first=True), Last(), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    task = Task(nn.Sequential(*layers), dtype=torch.float64)
+    x = torch.randn((2, 5, 3), dtype=torch.float64)
+    found, wanted = (
+        task.forward(*task.initial(), x, Pass(training=True, seam=seam)).value
+        for seam in (Seam(default="auto"), None)
+    )
+    assert distance([found], [wanted]) <= 1e-12
+
+
 def test_random_decisions_do_not_depend_on_convolutions():
     """Dropouts are counted among the layers that were always exchanged."""
     task = task_of("sequence")

@@ -45,13 +45,13 @@ def run_sequence(
     """Call layers one after the other, those of the seam as blocks."""
     at = 0
     while at < len(layers):
-        block = find_block(layers, at) or find_norm(layers, at, seam, x.device)
+        block = find_block(layers, at) or find_norm(layers, at, seam, x)
         at += block.length if block else 1
         if block is None:
             x = layers[at - 1](x)
         else:
             rest = layers[at:]
-            narrow = _feeds_seam(rest, seam, x.device)
+            narrow = _feeds_seam(rest, seam, x)
             x = run_block(block, x, seam, descent, narrow, flat=_is_flat(rest))
     return x
 
@@ -105,11 +105,9 @@ def find_block(layers: Sequence[nn.Module], at: int) -> Block | None:
     return _with_followers(layers, at, pools=True) if isinstance(layer, nn.Conv2d) else Block(layer)
 
 
-def find_norm(
-    layers: Sequence[nn.Module], at: int, seam: Seam, device: torch.device
-) -> Block | None:
+def find_norm(layers: Sequence[nn.Module], at: int, seam: Seam, x: Any) -> Block | None:
     """Find out whether a layer is a BatchNorm that kernels compute, and what goes with it."""
-    if not normalises(layers[at], seam, device):
+    if not normalises(layers[at], seam, x):
         return None
     return _with_followers(layers, at, pools=isinstance(layers[at], nn.BatchNorm2d))
 
@@ -126,13 +124,16 @@ def _with_followers(layers: Sequence[nn.Module], at: int, pools: bool) -> Block:
     return block
 
 
-def normalises(layer: nn.Module, seam: Seam, device: torch.device) -> bool:
-    """Whether a layer is a prepared BatchNorm that nobody looks at, and kernels compute it."""
+def normalises(layer: nn.Module, seam: Seam, x: Any) -> bool:
+    """Whether a layer is a prepared BatchNorm that nobody looks at, and kernels compute it.
+
+    x lies where its input does; before other layers it may be anything, such as an LSTM's pair.
+    """
     if not isinstance(layer, _BatchNorm) or not hasattr(layer, "_place") or _is_hooked(layer):
         return False
     plain = layer.weight is None or layer.weight.dtype == torch.float32
     place: Any = layer._place
-    return plain and seam.uses_kernels(place.name) and kernels.available(device)
+    return plain and seam.uses_kernels(place.name) and kernels.available(x.device)
 
 
 def takes(layer: nn.Module) -> bool:
@@ -167,12 +168,12 @@ def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
-def _feeds_seam(layers: Sequence[nn.Module], seam: Seam, device: torch.device) -> bool:
+def _feeds_seam(layers: Sequence[nn.Module], seam: Seam, x: Tensor) -> bool:
     """Whether the next layer with weights is the seam's and nobody looks at what lies between."""
     for layer in layers:
         if _is_hooked(layer):
             return False
-        if takes(layer) or normalises(layer, seam, device):
+        if takes(layer) or normalises(layer, seam, x):
             return True
         if _kind(layer) not in TRANSPARENT:
             return False

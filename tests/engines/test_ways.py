@@ -8,6 +8,7 @@ from torch import nn
 
 import undrift as fl
 from undrift.core.conv_ways import TORCH_WAYS
+from undrift.engines.seams import seam_for
 from undrift.errors import ConfigError, MissingExtra
 from undrift.experiment.spec import load
 
@@ -79,3 +80,13 @@ def test_kernels_need_a_device(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(MissingExtra, match="Triton kernels"):
         trainer(ways="triton")
+
+
+@pytest.mark.parametrize("ways", ["triton", "auto", {"1": "auto"}], ids=str)
+def test_a_device_is_asked_about_batch_norm_wherever_it_may_take_kernels(ways, monkeypatch):
+    batchnorm = pytest.importorskip("undrift.kernels.batchnorm", reason="the kernels need triton")
+    asked: list[torch.device] = []
+    monkeypatch.setattr(batchnorm, "prove", asked.append)
+    task = fl.Task(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+    seam_for(task, torch.device("cpu"), None, ways)
+    assert asked == [torch.device("cpu")]

@@ -36,8 +36,10 @@ def seam_for(
     default, choices = (ways, {}) if isinstance(ways, str) else (usual, _choices(task, ways))
     if "triton" in (default, *choices.values()):
         kernels.need(device)
+    seam = Seam("float32" if by_torch else precision or "tf32", choices, default)
+    if seam.may_use_kernels and kernels.available(device):
         _prove(task, device)
-    return Seam("float32" if by_torch else precision or "tf32", choices, default)
+    return seam
 
 
 def _prove(task: Task, device: torch.device) -> None:

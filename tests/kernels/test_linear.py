@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton", reason="the kernels need triton")
 
@@ -51,6 +52,34 @@ def test_programs(sizes, precision, device):
         assert error_of(linear._rebuilding_trial(p, device), tile) < BOUND[precision]
     backward.outputs[1][-1, 0, 0] += 1
     assert backward.error() > 1e-3, "the comparison must be able to fail"
+
+
+class Sizes(TorchDispatchMode):
+    """Notes how many bytes every result has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: list[int] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        self.bytes += [made.nbytes] if isinstance(made, Tensor) else []
+        return made
+
+
+def test_rebuilt_weights_are_compared_where_a_cohort_has_no_room_twice(device):
+    """All are looked at, but only some are compared: in float64 they take more than all do."""
+    p, tile = LinearProblem(16, 3, 20, 30, "fp16"), dict(BI=32, BO=32, num_warps=4, num_stages=2)
+    trial = linear._rebuilding_trial(p, device)
+    (w,) = trial.outputs
+    assert error_of(trial, tile) < BOUND["fp16"]
+    with Sizes() as made:
+        trial.error()
+    assert max(made.bytes) < w.nbytes
+    for client, value in ((-1, 1.0), (3, float("nan"))):
+        error_of(trial, tile)
+        w[client, 0, 0] += value
+        assert trial.error() > 1e-3, "the comparison must be able to fail"
 
 
 def rows_of(*sizes: int, device) -> Tensor:

@@ -28,7 +28,8 @@ def _random(seed: int, device: torch.device) -> Callable[..., Tensor]:
     return draw
 
 
-def _some(clients: int) -> list[int]:
+def some_of(clients: int) -> list[int]:
+    """Choose the clients that are compared."""
     return sorted({0, clients // 2, clients - 1})
 
 
@@ -89,7 +90,7 @@ def convolution(p: Problem, device: torch.device, mirror: bool = False) -> Trial
 
     def error() -> float:
         worst = 0.0
-        for c in _some(p.clients):
+        for c in some_of(p.clients):
             kernel = w[c].to(p.operand)
             kernel = kernel.transpose(0, 1).flip(2, 3) if mirror else kernel
             z = plain_output(p, images_first(x[c]), kernel, None if b is None else b[c])
@@ -119,9 +120,10 @@ def weight_gradient(p: Problem, device: torch.device) -> Trial:
 
     def error() -> float:
         wanted = [
-            weight_gradient_of(p, images_first(x[c]), images_first(g[c])) for c in _some(p.clients)
+            weight_gradient_of(p, images_first(x[c]), images_first(g[c]))
+            for c in some_of(p.clients)
         ]
-        found = [dw[c] for c in _some(p.clients)]
+        found = [dw[c] for c in some_of(p.clients)]
         worst = max(relative(a, b.flatten(2)) for a, b in zip(found, wanted, strict=True))
         return worst if bool(dw.isfinite().all()) else float("inf")
 
@@ -162,7 +164,7 @@ def thin_convolution(p: Problem, device: torch.device) -> Trial:
 
     def error() -> float:
         worst = 0.0
-        for c in _some(p.clients):
+        for c in some_of(p.clients):
             bias = None if b is None else b[c].to(p.operand)
             z = plain_output(p, x[c], w[c].to(p.operand), bias)
             worst = max(worst, finished_error(p, z, y[c], place[c] if p.pool else place))
@@ -198,7 +200,7 @@ def thin_weight_gradient(p: Problem, device: torch.device) -> Trial:
 
     def error() -> float:
         worst = 0.0
-        for c in _some(p.clients):
+        for c in some_of(p.clients):
             whole = whole_gradient(p, g[c], seen[c])
             worst = max(worst, relative(dw[c], weight_gradient_of(p, x[c].double(), whole)))
             worst = max(worst, relative(db[c], whole.sum((0, 2, 3))))

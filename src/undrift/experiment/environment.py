@@ -36,5 +36,5 @@ def environment(device: torch.device, round: int) -> dict[str, Any]:
 
 def _program(path: str) -> str:
     """The name of what was called: `python -m undrift` is undrift."""
-    name = Path(path).name
-    return "undrift" if name == "__main__.py" else name
+    program = Path(path)
+    return program.parent.name if program.name == "__main__.py" else program.name

@@ -130,6 +130,18 @@ def test_the_order_of_memory_changes_nothing(device):
         assert gap(*both(ours, mask, scale, shift, theirs, how)) <= BOUND
 
 
+def test_clients_that_lie_between_each_other(device, monkeypatch):
+    """As grouped convolutions leave them; far apart they are copied, for offsets have 32 bits."""
+    x, mask, scale, shift, g = operands(SIZES["images"], device, C)
+    mixed = x.transpose(0, 1).contiguous().transpose(0, 1)
+    how = Norm(EPS, torch.float32, True)
+    assert batchnorm._flat(mixed).data_ptr() == mixed.data_ptr()
+    assert gap(*both(mixed, mask, scale, shift, g, how)) <= BOUND
+    monkeypatch.setattr(batchnorm, "MOST_OFFSETS", x[0].numel())
+    assert batchnorm._flat(x).data_ptr() == x.data_ptr() and batchnorm._flat(mixed).is_contiguous()
+    assert gap(*both(mixed, mask, scale, shift, g, how)) <= BOUND
+
+
 def test_an_odd_image_is_pooled_apart(device, used):
     how = Norm(EPS, torch.float32, True, True, planes=True)
     found, wanted = both(*operands(SIZES["odd"], device, C), how)
@@ -346,6 +358,10 @@ def test_a_device_is_asked_whether_its_numbers_are_right(device, monkeypatch, ca
         return batchnorm.is_wrong(device)
 
     assert not is_wrong() and not caplog.text
+    gradients = batchnorm.gradients
+    with monkeypatch.context() as changed:
+        changed.setattr(batchnorm, "gradients", lambda *v: [NAN * t for t in gradients(*v)])
+        assert is_wrong(), "a gradient that is no number is not right"
     monkeypatch.setattr(batchnorm, "statistics", lambda x, mask: x.new_zeros(3, 2, 24))
     assert is_wrong() and "off by" in caplog.text
     monkeypatch.setattr(batchnorm, "apply", lambda *rest: 1 / 0)

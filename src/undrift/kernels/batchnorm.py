@@ -6,6 +6,7 @@ variance, scale and shift [C, F] (rows may lie far apart); size [C].
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -94,7 +95,8 @@ def _apart(
         y = functional.batch_norm(rows, None, None, scale, shift, training=True).relu()
         y = functional.max_pool2d(y, 2) if pool else y
     wanted = (y.detach(), *torch.autograd.grad(y, inputs, g[c].double()))
-    return max(relative(a[c], b) for a, b in zip(found, wanted, strict=True))
+    errors = [relative(a[c], b) for a, b in zip(found, wanted, strict=True)]
+    return max(errors) if all(map(math.isfinite, errors)) else math.inf  # NaN is no maximum
 
 
 def statistics(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -201,8 +203,13 @@ def _join(program: Any, parts: Tensor, *sums: Tensor) -> None:
 
 # --------------------------------------------------------------------------------- layouts, sizes
 def _flat(x: Tensor) -> Tensor:
-    """[C, B, F, ...] -> [C, B, F, pixels], a view wherever pixels lie evenly."""
-    return x.flatten(3) if x.dim() > 3 else x.unsqueeze(3)
+    """[C, B, F, ...] -> [C, B, F, pixels], a view wherever pixels lie evenly.
+
+    A client whose images lie between those of many others may be spread too far for the programs.
+    """
+    flat = x.flatten(3) if x.dim() > 3 else x.unsqueeze(3)
+    reach = sum((n - 1) * s for n, s in zip(flat.shape[1:], flat.stride()[1:], strict=True))
+    return flat if reach <= MOST_OFFSETS else flat.contiguous()
 
 
 def _has_channels_last(x: Tensor) -> bool:

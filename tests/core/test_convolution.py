@@ -228,6 +228,18 @@ def test_tf32_switches_go_back(monkeypatch, name, before):
         set_matmul("none")
 
 
+def test_workers_that_multiply_at_once_leave_the_switch_as_it_was():
+    """One comes after another has come, and goes after it has gone."""
+    assert not torch.backends.cudnn.deterministic
+    first, second = (precision.multiplying("float32") for _ in range(2))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert torch.backends.cudnn.deterministic, "the second is still inside"
+    second.__exit__(None, None, None)
+    assert not torch.backends.cudnn.deterministic
+
+
 def test_unknown_names_are_refused():
     with pytest.raises(ConfigError, match="named 'gruped'"):
         Seam(default="gruped")

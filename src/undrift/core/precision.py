@@ -5,6 +5,7 @@ Sums are float32 whatever the operands are; float64 stays float64 in every preci
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,9 @@ PRECISIONS: dict[str, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
+
+_lock = threading.Lock()
+_found: list[bool] = []  # by everybody inside; the first found what was there before
 
 
 def operand_type(precision: str, dtype: torch.dtype) -> torch.dtype:
@@ -46,7 +50,6 @@ def multiplying(precision: str) -> Iterator[None]:
     allowed = precision == "tf32"
     matmul: Any = torch.backends.cuda.matmul
     cudnn: Any = torch.backends.cudnn
-    free, cudnn.deterministic = cudnn.deterministic, True
     switches = [(matmul, matmul), (cudnn, cudnn.conv)]
     before = [own.fp32_precision for _, own in switches]
     changed = [
@@ -57,11 +60,27 @@ def multiplying(precision: str) -> Iterator[None]:
     for (switch, _), _ in changed:
         switch.allow_tf32 = allowed
     try:
-        yield
+        with _repeating():
+            yield
     finally:
-        cudnn.deterministic = free
         for (switch, own), old in changed:
             _restore(switch, own, old)
+
+
+@contextmanager
+def _repeating() -> Iterator[None]:
+    """Make cuDNN deterministic; workers are inside at once, and the last puts the switch back."""
+    cudnn: Any = torch.backends.cudnn
+    with _lock:
+        _found.append(cudnn.deterministic)
+        cudnn.deterministic = True
+    try:
+        yield
+    finally:
+        with _lock:
+            found = _found.pop()
+            if not _found:
+                cudnn.deterministic = found
 
 
 def _restore(switch: Any, own: Any, old: str) -> None:

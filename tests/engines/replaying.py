@@ -64,8 +64,8 @@ class Replayed:
             again = func(*args, **kwargs)
             fresh = {id(t) for t in _fresh(call)}
             for old, new in zip(tree_leaves(made), tree_leaves(again), strict=True):
-                if id(old) in fresh:
-                    old.detach().copy_(new)
+                if id(old) in fresh:  # torch may have squeezed it since
+                    old.detach().view_as(new).copy_(new)
 
 
 def _fresh(call: tuple[Any, Any, Any, Any]) -> list[Tensor]:

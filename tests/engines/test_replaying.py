@@ -1,5 +1,7 @@
 """Whole rounds, recorded and replayed the way a device does it: the numbers of the reference."""
 
+from functools import partial
+
 import pytest
 import torch
 from replaying import Replayed
@@ -10,10 +12,14 @@ from test_lanes import world as unequal
 from test_looks import BUILDS as LOOKING
 from test_looks import agree as same
 from test_looks import world as skewed
+from torch import nn
 
 import undrift as fl
+from undrift.core.history import Histories
+from undrift.core.seam import Seam
 from undrift.engines import device_round
 from undrift.rules.named import catalogue
+from undrift.testing.compare import distance
 
 NAMES = [
     "fedavg",
@@ -82,3 +88,30 @@ def test_replayed_lanes_are_those_of_the_reference(world, builds, recorded):
         alone = world(build(), seed, engine="reference")
         alone.run(3)
         same(alone, trainer)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sampler"), [((3, 3, 3, 12), fl.Uniform(1)), ((6, 8, 5, 7), fl.Bernoulli(0.6))]
+)
+def test_replayed_layers_that_remember_are_those_of_the_reference(sizes, sampler, monkeypatch):
+    """In cohorts of changing size, and where nobody takes a step until the third round."""
+    monkeypatch.setattr(Histories, "for_task", partial(Histories.for_task, least=0))
+    source = torch.Generator().manual_seed(0)
+    clients = [
+        (torch.randn(n, 9, generator=source).double(), torch.randint(0, 3, (n,), generator=source))
+        for n in sizes
+    ]
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(9, 64), nn.ReLU(), nn.Linear(64, 3))
+
+    def trainer(**settings) -> fl.Trainer:
+        task, work = fl.Task(net, dtype=torch.float64), fl.Work(epochs=2, batch=4, last="drop")
+        some = {"work": work, "sampler": sampler, "seed": 3}
+        return fl.Trainer(task, fl.Federation.of(clients), fl.fedavg(0.1), **some, **settings)
+
+    made, alone = trainer(graph=True), trainer(engine="reference")
+    made.task.seam = Seam(default="loop")  # as a device has one
+    made.run(8)
+    alone.run(8)
+    assert made.engine._rounds[0].histories.known and made.engine.plan()["graph"]
+    assert distance([made.server.w], [alone.server.w]) < 1e-12

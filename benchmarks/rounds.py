@@ -194,10 +194,10 @@ def passes_time(trainer: fl.Trainer, steps: int, rounds: int) -> float | None:
         return None  # a CPU's rounds are not recorded
     runner, device = runners[-1], trainer.engine.device
     drawn = [runner.buffers[name] for name in ("order", "rows", "keys")]
-    rows, keys, number, rest = device_round._picked(
-        torch.zeros_like(runner.buffers["k"]), *drawn, runner.data.y
+    rows, keys, number, order, mask, _ = device_round._picked(
+        torch.zeros_like(runner.buffers["k"]), *drawn
     )
-    batch = Batch(look_up(runner.data.x, rows), *rest)
+    batch = Batch(*(look_up(v, rows) for v in (runner.data.x, runner.data.y)), mask, order)
     models, stepping = runner.buffers["models"], runner.stepping
     seats = [runner._seat(g) for g in range(len(runner.groups))]
 

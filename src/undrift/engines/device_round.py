@@ -335,9 +335,11 @@ class DeviceRound:
 
     def _step(self) -> None:
         """Let everybody take one step who still does."""
-        drawn = (self.buffers[name] for name in ("k", "order", "rows", "keys"))
-        rows, keys, number, rest = self._pick(*drawn, self.data.y)
-        batch = Batch(look_up(self.data.x, rows), *rest)
+        drawn, y = (self.buffers[name] for name in ("k", "order", "rows", "keys")), self.data.y
+        # labels are looked up in the same kernel; what is larger is not copied to be traced
+        rows, keys, number, order, mask, labels = self._pick(*drawn, (y,) if y.dim() == 1 else ())
+        labels = labels[0] if labels else look_up(y, rows)
+        batch = Batch(look_up(self.data.x, rows), labels, mask, order)
         seats = [self._seat(g) for g in range(len(self.groups))]
         self.stepping.take(self.groups, seats, self.buffers["models"], batch, keys, number)
 
@@ -379,10 +381,10 @@ class DeviceRound:
 
 
 def _picked(
-    k: Tensor, order: Tensor, rows: Tensor, keys: Tensor, y: Tensor
-) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
-    """Give rows, keys [S, C] and the number [S] of step k, and its batch but for x; k goes on."""
+    k: Tensor, order: Tensor, rows: Tensor, keys: Tensor, y: tuple[Tensor, ...] = ()
+) -> tuple[Any, ...]:
+    """Give rows, keys, number, order, mask and values y of the batch of step k; k goes on."""
     at, number = k.long().reshape(1), k.repeat(len(keys))
     order, rows, keys = (v.index_select(2, at)[:, :, 0] for v in (order, rows, keys))
     k.add_(1)
-    return rows, keys, number, (look_up(y, rows), order >= 0, order)
+    return rows, keys, number, order, order >= 0, tuple(look_up(v, rows) for v in y)

@@ -146,10 +146,17 @@ class PlainSteps:
         """Move the rows of `carry.w`; gives what the batch said, and adds it to a tally."""
         parts = self._parts(carry.w)
         batch = self._augmented(batch, keys)
-        gradients = self._fused_gradients if self.fused else self._gradients
         if self.task.loss_scale != 1:
             how = how._replace(lr=how.lr / self.task.loss_scale)  # gradients come scaled
-        grads, said = gradients(parts, (carry.buffers, batch, keys), how, tally)
+        rest = (carry.buffers, batch, keys)
+        if self.fused and self.head is not None:
+            grads, said = self.head.gradients(parts, *rest, how, tally)
+            grads = {n: grads[n] for n in grads.keys() - self.moved}
+        else:
+            gradients = self._fused_gradients if self.fused else self._gradients
+            grads, said = gradients(parts, rest, how)
+            if tally is not None:
+                tally.add(*said[:2])
         for name, g in grads.items():
             take_step(parts[name].detach(), g, how)
         seen: tuple[Tensor, dict[str, Tensor], Buffers] = said
@@ -173,38 +180,23 @@ class PlainSteps:
         scale = self.task.loss_scale
         return losses
 
-    def _gradients(
-        self, parts: dict[str, Tensor], rest: Any, how: Descent, tally: Tally | None
-    ) -> Any:
+    def _gradients(self, parts: dict[str, Tensor], rest: Any, how: Descent) -> Any:
         """Differentiate by named parameters: no flat gradient is put together."""
         one = grad(self._losses(None), has_aux=True)
         if self.together:
-            grads, aux = vmap(one)(parts, *rest)
-        else:
-            # one client: the plain call, whose kernels a CPU runs best
-            grads, aux = one(parts, *tree_map(lambda v: v[0], rest))
-            aux = tree_map(lambda v: v[None], aux)
-        if tally is not None:
-            tally.add(*aux[:2])
-        return grads, aux
+            return vmap(one)(parts, *rest)
+        # one client: the plain call, whose kernels a CPU runs best
+        grads, aux = one(parts, *tree_map(lambda v: v[0], rest))
+        return grads, tree_map(lambda v: v[None], aux)
 
-    def _fused_gradients(
-        self, parts: dict[str, Tensor], rest: Any, how: Descent, tally: Tally | None
-    ) -> Any:
+    def _fused_gradients(self, parts: dict[str, Tensor], rest: Any, how: Descent) -> Any:
         """Let linear layers move while going back; the others' gradients come out."""
-        if self.head is not None:
-            buffers, batch, keys = rest
-            grads, aux = self.head.gradients(parts, buffers, batch, keys, how, tally)
-            return {n: grads[n] for n in grads.keys() - self.moved}, aux
         leaves = {n: p.detach().requires_grad_() for n, p in parts.items()}
         with torch.enable_grad():
             losses, aux = vmap(self._losses(how))(leaves, *rest)
             losses.sum().backward()
         others = {n: leaves[n].grad for n in leaves.keys() - self.moved}
-        aux = tree_map(lambda v: v.detach(), aux)
-        if tally is not None:
-            tally.add(*aux[:2])
-        return others, aux
+        return others, tree_map(lambda v: v.detach(), aux)
 
     def _parts(self, w: Tensor) -> dict[str, Tensor]:
         """View the matrix [C, P] as named parameters [C, ...]; one client's without C."""

@@ -40,6 +40,20 @@ def test_rows_with_gaps_and_a_row_given_twice_are_compiled_for_once(compiled):
     assert len(compiled) == 1
 
 
+def test_compiled_code_is_tried_on_what_is_given_not_on_what_tracing_left(monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+
+    def pick(k, values):
+        value = values.index_select(0, k)  # out of range once the counter has gone on
+        k.add_(1)
+        return value
+
+    k, values = torch.tensor([0]), torch.tensor([7.0])
+    picked = Fused(pick, "a pick", compiled=True)
+    assert torch.equal(picked(k, values), values) and not picked.is_plain
+    assert k == 1
+
+
 def test_what_was_the_same_and_no_longer_is_gets_code_of_its_own(compiled):
     add = Fused(lambda a, b: a + 2 * b, "a sum", compiled=True)
     a, b = torch.ones(4), torch.full((4,), 5.0)

@@ -75,9 +75,10 @@ def test_values_and_gradients_are_those_of_float64(size, kind, pool, last):
     (by, (y, stats)), (by_plain, (y_plain, known)) = found, gradients(plain, how, wide)
     for a, b in zip(stats, known, strict=True):
         assert apart(a, b) <= 1e-5
-    # a sign or a maximum that rounding turns moves a whole gradient
+    # a sign or a maximum that rounding turns moves a whole gradient: one of 50 million is 1e-4
+    turned = 10 if pool or kind == torch.float32 else 1
     for a, b in zip((y, *by), (y_plain, *by_plain), strict=True):
-        assert apart(a, b) <= (10 * BOUND[kind] if pool else BOUND[kind])
+        assert apart(a, b) <= turned * BOUND[kind]
     assert not y[-1].any() and not any(t[-1].any() for t in by)
     leaves = (torch.utils._pytree.tree_leaves(run) for run in (found, again))
     assert all(map(torch.equal, *leaves)), "the same bits"

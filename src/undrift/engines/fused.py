@@ -76,9 +76,11 @@ class Fused:
             self._shape = structure(result)
             return leaves(result)
 
-        copies = [_copy(v) for i, v in enumerate(given) if first[i] == i]
+        def copies() -> list[Tensor]:
+            return [_copy(v) for i, v in enumerate(given) if first[i] == i]
+
         try:
-            traced = make_fx(flat)(*copies)
+            traced = make_fx(flat)(*copies())
             made: Callable[..., Any] = traced
             if not self.compiled:
                 traced.graph.eliminate_dead_code()
@@ -87,7 +89,7 @@ class Fused:
                 made = torch.compile(traced, fullgraph=True, dynamic=False)
                 with warnings.catch_warnings(), _settings(traced):
                     warnings.simplefilter("ignore")  # the compiler's own remarks
-                    made(*copies)
+                    made(*copies())  # not those that were traced: a counter has gone on there
         except Exception as error:  # any of the tracer's or the compiler's
             log.info("%s runs unfused (%s: %s)", self.name, type(error).__name__, error)
             self._plain = True

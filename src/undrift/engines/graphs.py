@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -28,7 +30,7 @@ class Piece:
     def __call__(self) -> None:
         if self._graph is None and self._called and self.pool is not None:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool):
+            with nothing_collected(), torch.cuda.graph(graph, pool=self.pool):
                 self.function()
             self._graph = graph
         if self._graph is None:
@@ -36,6 +38,18 @@ class Piece:
             self._called = True
         else:
             self._graph.replay()
+
+
+@contextmanager
+def nothing_collected() -> Iterator[None]:
+    """Keep Python's collector away: a graph that it destroys spoils one that is being recorded."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
 
 
 class Buffers:
@@ -122,7 +136,8 @@ def lasting_pool(device: torch.device) -> Any:
     pool = graph_pool(device)
     if pool is not None:
         holder = torch.cuda.CUDAGraph()
-        with torch.cuda.device(device), torch.cuda.graph(holder, pool=pool):
+        recording = torch.cuda.graph(holder, pool=pool)
+        with torch.cuda.device(device), nothing_collected(), recording:
             torch.zeros(1, device=device)
         _HOLDERS.append(holder)
     return pool

@@ -22,7 +22,9 @@ DEVICE = "cuda"
 FOR_TASK = Histories.for_task
 
 
-def trainer(algorithm: fl.Algorithm, seed: int = 0, **settings: object) -> fl.Trainer:
+def trainer(
+    algorithm: fl.Algorithm, seed: int = 0, net: nn.Module | None = None, **settings: object
+) -> fl.Trainer:
     maker = torch.Generator().manual_seed(seed)
     sizes = (24, 40, 16, 33, 20, 28)
     clients = [
@@ -32,10 +34,10 @@ def trainer(algorithm: fl.Algorithm, seed: int = 0, **settings: object) -> fl.Tr
     torch.manual_seed(seed)
     first = nn.Sequential(nn.Conv2d(3, 16, 5), nn.ReLU(), nn.MaxPool2d(2))
     second = nn.Sequential(nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(), nn.Flatten())
-    net = nn.Sequential(first, second, nn.Linear(128, 96), nn.ReLU(), nn.Linear(96, 4))
+    usual = nn.Sequential(first, second, nn.Linear(128, 96), nn.ReLU(), nn.Linear(96, 4))
     chosen = {"work": fl.Work(epochs=1, batch=8), "sampler": fl.Uniform(4), "device": DEVICE}
     return fl.Trainer(
-        fl.Task(net), fl.Federation.of(clients), algorithm, seed=seed, **chosen | settings
+        fl.Task(net or usual), fl.Federation.of(clients), algorithm, seed=seed, **chosen | settings
     )
 
 
@@ -77,22 +79,33 @@ def test_after_one_step_in_float32_it_is_what_runs_alone_give() -> None:
             assert float((apart.abs() > 1e-5).float().mean()) < 0.01
 
 
-@pytest.mark.parametrize("precision", ["tf32", "bf16"])
-def test_wide_layers_that_remember(precision: str, monkeypatch) -> None:
-    """Written at the end of a round, by a kernel or not, they are as right as moving ones."""
+@pytest.mark.parametrize(
+    ("precision", "bound"), [("float32", 1e-4), ("tf32", 3e-3), ("bf16", 0.01)]
+)
+def test_wide_layers_that_remember(precision: str, bound: float, monkeypatch) -> None:
+    """Written at the end of a round, by a kernel or not, they are what moving ones are.
+
+    Nothing in the network has a kink: one that rounding crosses moves a whole gradient.
+    """
 
     def moved(precision: str, least: int) -> torch.Tensor:
         monkeypatch.setattr(Histories, "for_task", partial(FOR_TASK, least=least))
-        one = trainer(fl.fedavg(0.05), precision=precision, work=fl.Work(steps=3, batch=8))
+        torch.manual_seed(0)
+        wide = nn.Sequential(nn.Flatten(), nn.Linear(768, 96), nn.Tanh(), nn.Linear(96, 64))
+        work = fl.Work(steps=4, batch=8)
+        one = trainer(
+            fl.fedavg(0.05), precision=precision, work=work,
+            net=nn.Sequential(wide, nn.Tanh(), nn.Linear(64, 4)),
+        )  # fmt: skip
         start = one.server.w.clone()
-        one.run(3)
-        assert bool(one.engine._rounds[0].histories) == (least == 0)
+        one.run(4)
+        known = one.engine._rounds[0].histories
+        assert bool(known) == (least == 0) and (least or len(known.layers) == 2)
         return one.server.w - start
 
     wanted = moved("float32", 2**60)
-    moving, remembered = (apart(moved(precision, least), wanted) for least in (2**60, 0))
-    assert apart(moved("float32", 0), wanted) < 1e-4
-    assert remembered < 2 * moving + 1e-3
+    assert apart(moved(precision, 2**60), wanted) < bound
+    assert apart(moved(precision, 0), wanted) < bound
 
 
 @pytest.mark.parametrize("place", ["host", "file"])
@@ -115,10 +128,16 @@ def test_ways_that_are_named(ways: object) -> None:
 
 
 def test_tf32_has_the_range_of_float32() -> None:
+    """Compared layer by layer, in a network without kinks, where a layer moves at all."""
     for size in (1e5, 1e-6):
         found = []
         for precision in ("tf32", "float32"):
-            one = trainer(fl.fedavg(1e-3 / size), precision=precision, work=fl.Work(steps=1))
+            torch.manual_seed(0)
+            convolutions = nn.Sequential(nn.Conv2d(3, 16, 5), nn.Conv2d(16, 32, 3), nn.Flatten())
+            one = trainer(
+                fl.fedavg(1e-3 / size), precision=precision, work=fl.Work(steps=1),
+                net=nn.Sequential(convolutions, nn.Linear(3200, 96), nn.Linear(96, 4)),
+            )  # fmt: skip
             one.federation.x.mul_(size)
             start = one.task.named(one.server.w.clone())
             one.round()
@@ -127,5 +146,5 @@ def test_tf32_has_the_range_of_float32() -> None:
         assert all(move.isfinite().all() for move in found[0].values())
         # a move of a few units in the last place says nothing
         told = [n for n, move in found[1].items() if move.norm() > 1e-5 * start[n].norm()]
-        assert "0.0.weight" in told and "2.weight" in told
-        assert max(apart(found[0][name], found[1][name]) for name in told) < 0.05
+        assert {"0.0.weight", "0.1.weight", "1.weight", "2.weight"} <= set(told)
+        assert max(apart(found[0][name], found[1][name]) for name in told) < 0.01

@@ -76,10 +76,16 @@ def start(tmp_path: Path) -> tuple[subprocess.Popen[str], list[str]]:
     command += ["--out", str(tmp_path / "out"), "--jobs", "2"]
     errors = (tmp_path / "errors.txt").open("a")
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
-    )
+        command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
+        preexec_fn=heed_ctrl_c,
+    )  # fmt: skip
     errors.close()
     return process, command
+
+
+def heed_ctrl_c() -> None:
+    """Undo what tests in the background of a shell inherit: there it is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def rounds_done(tmp_path: Path) -> int:

@@ -106,7 +106,11 @@ def test_figures_begin_with_what_their_tables_are() -> None:
     noisy = first("rfedavg-fig12-cifar10-s0", "sigma2=5").algorithm.rules[0]
     assert (noisy.noise.sigma, noisy.strength) == (5.0, 1e-5)
     grown = first("fedrl-fig5-cifar10-medium", "fedadam")
-    assert (grown.arrival.rounds, grown.arrival.first, grown.rounds) == (50, 0.1, 100)
+    assert (grown.arrival.rounds, grown.arrival.first, grown.rounds) == (100, 0.1, 200)
+    for label in ("fedavg", "fedadam", "fedadagrad", "fedamsgrad", "fedrl"):
+        tuned = first("fedrl-fig3-cifar10-medium", label).algorithm
+        assert first("fedrl-fig4-cifar10-high", label).algorithm == tuned
+        assert first("fedrl-fig5-cifar10-medium", label).algorithm == tuned
 
 
 def test_settings_may_have_their_own_targets() -> None:

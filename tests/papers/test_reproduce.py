@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sources import people
-from undrift.cli import main
+from undrift.cli import main, parser
 from undrift.experiment.batch import run_together
 from undrift.experiment.family import paper_settings
 from undrift.papers import running
@@ -75,6 +75,31 @@ def test_only_some_methods(small):
     assert {m for _, m in cells(small / "reproductions/small.json")} == {"fedprox"}
 
 
+def test_methods_with_a_number_in_their_name_can_be_chosen():
+    from undrift.cli.reproduce import _options
+    from undrift.papers import chosen_settings
+
+    chosen = parser().parse_args(["reproduce", "--only", "d=1", "D=20", "algorithm.lr=0.1"])
+    found = _options(chosen, chosen_settings(["fedvra-fig2-d"]))
+    assert found.only == ("d=1", "D=20") and found.changes == ("algorithm.lr=0.1",)
+
+
+def test_a_figures_own_name_means_no_other_that_begins_like_it():
+    from undrift.papers import chosen_settings
+
+    assert {s.family for s in chosen_settings(["fedrl-fig3"])} == {"fedrl-fig3"}
+    assert [s.name for s in chosen_settings(["fedrl-fig3-cifar10"])] == [
+        "fedrl-fig3-cifar10-medium"
+    ]
+
+
+def test_shortened_runs_of_other_lengths_stand_side_by_side(small):
+    for options in (["--rounds", "1", "--seeds", "3"], ["--rounds", "3"], ["--rounds", "2"]):
+        assert main([*FAST, "small-slow", "--only", "FedAvg", *options]) == 0
+    kept = read_records(small / "reproductions/shortened/small.json")["cells"]
+    assert sorted((e["rounds"], len(e["seeds"])) for e in kept) == [(1, 3), (2, 2), (3, 2)]
+
+
 def test_another_reading_is_an_alternative(small):
     settings = ["--only", "fedprox", "--seeds", "2", "algorithm.mu=0.5"]  # after options, too
     assert main([*FAST, "small-slow", *settings]) == 0
@@ -135,9 +160,10 @@ def test_on_a_device_settings_of_one_kind_of_work_are_one_batch(small, monkeypat
     assert not list(small.rglob("checkpoint"))  # nobody goes on from a complete run
 
 
-def test_fewer_seeds_do_not_replace_more(small):
+def test_fewer_seeds_do_not_replace_more(small, caplog):
     assert main([*FAST, "small-slow", "--seeds", "3"]) == 0
     assert main([*FAST, "small-slow", "--seeds", "2"]) == 0
+    assert "small-slow FedAvg: not recorded, for there is a record of 3 seeds" in caplog.text
     assert {len(e["seeds"]) for e in cells(small / "reproductions/small.json").values()} == {3}
 
 

@@ -11,11 +11,13 @@ from safetensors.torch import save as write_tensors
 import undrift as fl
 from undrift.agent import load_agent
 from undrift.errors import ConfigError, PolicyError
+from undrift.experiment.folder import RunFolder
 from undrift.rules import Policy, Steered, Steering
 from undrift.rules.policy import (
     _digest,
     decode_policy,
     encode_policy,
+    policy_named,
     read_policy,
     shipped_policies,
 )
@@ -149,6 +151,38 @@ def test_a_file_that_was_written_again_is_another_policy(tmp_path):
     path.write_bytes(encode_policy(layers(seed=1), Steering(), {"more": 1}))
     with pytest.raises(PolicyError, match="has changed"):
         _ = policy.agent
+
+
+def test_the_same_policy_is_the_same_bytes():
+    data = [encode_policy(layers(), Steering(), {"name": "mine"}) for _ in range(20)]
+    assert len(set(data)) == 1 and decode_policy(data[0], "mine").about == {"name": "mine"}
+
+
+def test_a_file_of_any_name_is_found_from_anywhere(tmp_path, monkeypatch):
+    (tmp_path / "mine.txt").write_bytes(encode_policy(layers(), Steering(), {}))
+    monkeypatch.chdir(tmp_path)
+    assert policy_named("mine.txt").source == str(tmp_path / "mine.txt")
+    (tmp_path / "still").write_bytes(b"no policy")
+    assert policy_named("still").source == "still", "a shipped one comes first"
+
+
+def test_a_run_keeps_its_policy(tmp_path):
+    """What became of the file changes nothing for it; and a damaged copy is not believed."""
+    path, out = tmp_path / "mine.safetensors", tmp_path / "run"
+    path.write_bytes(encode_policy(layers(), Steering(), {}))
+    made = fl.Experiment("digits", "mlp", fl.fedrl(0.1, policy=str(path)), rounds=2)
+    out.mkdir()
+    RunFolder(out).begin(made.to_table())
+    digest = read_policy(path).digest
+    (copy,) = out.glob("policy-*")
+    for change in (lambda: path.write_bytes(encode_policy(layers(seed=1), Steering(), {})),
+                   path.unlink):  # fmt: skip
+        change()
+        again = fl.Experiment.from_table(RunFolder(out).table())
+        assert again == made and again.algorithm.rules[-1].policy.agent.digest == digest
+    copy.write_bytes(copy.read_bytes()[:-1])
+    with pytest.raises(PolicyError, match="no policy file"):
+        fl.Experiment.from_table(RunFolder(out).table())
 
 
 def test_a_policy_outlives_an_experiment_file():

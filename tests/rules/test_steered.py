@@ -101,6 +101,21 @@ def test_clients_rows_fit_it_in_the_first_round_and_never_again(bold):
     assert torch.equal(helm(made).axis.direction, first)
 
 
+def test_a_first_cohort_of_one_leaves_it_to_the_next(bold):
+    cohorts = fl.Explicit(([2], [4], [0, 1, 3], [1, 2, 5]))
+    made = trainer(fl.fedrl(0.1, policy=bold), torch.float64, sampler=cohorts)
+    adam = trainer(fl.fedadam(0.1, by_size=False), torch.float64, sampler=cohorts)
+    for _ in range(2):
+        made.round()
+        adam.round()
+        assert torch.equal(made.server.w, adam.server.w) and not helm(made).axis.direction.any()
+    made.round()
+    first = helm(made).axis.direction
+    assert first.any() and helm(made).action.any()
+    made.round()
+    assert torch.equal(helm(made).axis.direction, first)
+
+
 def test_rounds_fit_it_after_ten_of_them_without_actions(bold):
     made = trainer(fl.fedrl(0.1, policy=bold, pca="rounds"), torch.float64)
     adam = trainer(fl.fedadam(0.1, by_size=False), torch.float64)
@@ -163,10 +178,10 @@ def test_the_state_may_be_scaled_by_what_the_direction_was_fitted_on(pca, tmp_pa
 def test_a_state_far_off_is_cut_off():
     rule = Steered(None, steering=Steering(scale="fit"))
     state = rule.init_server(torch.zeros(4), None)
-    axis = state.axis._replace(spread=torch.tensor(1e-3).double())
+    axis = state.axis._replace(direction=torch.ones(4), spread=torch.tensor(1e-3).double())
     for value, seen in ((1.0, 10.0), (-1.0, -10.0), (0.002, 2.0)):
         found = torch.tensor(value, dtype=torch.float64)
-        after = standardised(rule, state.seen, found, axis, torch.tensor(3))
+        after = standardised(rule, state.seen, found, axis)
         assert float(after.value) == pytest.approx(seen)
 
 

@@ -16,6 +16,7 @@ from undrift.experiment.tables import override, read_table
 from undrift.rules import Mean, Prox, Scaffold, Steered, Steering
 from undrift.rules.local import local_of
 from undrift.rules.policy import shipped_policies
+from undrift.rules.steered import ROUNDS_TO_FIT
 
 PLACEHOLDER = {"use": "fedavg"}  # of the algorithm, while an experiment is read
 
@@ -154,6 +155,11 @@ def load_agent(
     if len(found) != 1:
         raise ConfigError("an agent is trained on one experiment: give no lists of values")
     algorithm = make(steered, {"steering": settings.steering(), **own}, "algorithm 'fedrl'")
+    if own.get("pca") == "rounds" and settings.rounds < ROUNDS_TO_FIT:
+        raise ConfigError(
+            f"agent.rounds = {settings.rounds}: with pca = 'rounds' nobody acts before round "
+            f"{ROUNDS_TO_FIT}; give more, or pca = 'clients'"
+        )
     return replace(found[0], algorithm=algorithm, rounds=settings.rounds), settings
 
 

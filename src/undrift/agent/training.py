@@ -51,8 +51,12 @@ class Training:
         return len(self.history) >= self.settings.rollouts
 
     def run(self, told: Told, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Train until all rollouts are done, or `stop` says so between two; tells whether."""
-        while not self.done and not stop():
+        """Train until all rollouts are done, or `stop` says so between two; tells whether.
+
+        One is taken in any case: who has little time goes on all the same.
+        """
+        begun = len(self.history)
+        while not self.done and not (len(self.history) > begun and stop()):
             started = time.perf_counter()
             number = len(self.history) + 1
             with _own_chance(self.settings.seed, number):

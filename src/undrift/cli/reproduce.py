@@ -11,7 +11,13 @@ from undrift.cli.common import Commands, finite, listening
 from undrift.core.precision import PRECISIONS
 from undrift.errors import ConfigError, unknown_name
 from undrift.experiment.comparison import aligned
-from undrift.experiment.family import is_figure, paper_files, paper_settings, settings_of
+from undrift.experiment.family import (
+    Setting,
+    is_figure,
+    paper_files,
+    paper_settings,
+    settings_of,
+)
 from undrift.papers import Options, chosen_settings, counts, reproduce
 from undrift.papers.figures import CURVES_OF
 from undrift.papers.plan import experiments_of
@@ -55,12 +61,13 @@ def do_reproduce(chosen: argparse.Namespace) -> int:
     """Run cells, or list them."""
     if chosen.list:
         return _list(chosen)
-    options, names = _options(chosen), [name for name in chosen.names if "=" not in name]
+    names = [name for name in chosen.names if "=" not in name]
     if not names:
         raise ConfigError(f"reproduce needs a name: one of {', '.join(paper_files())}")
     if chosen.minutes is not None and chosen.minutes <= 0:
         raise ConfigError(f"--minutes {chosen.minutes:g} leaves no time: give more than 0")
     settings = chosen_settings(names)
+    options = _options(chosen, settings)
     out = _folder(chosen.out, "--out", TINY_OUT if chosen.tiny else OUT)
     records = _folder(chosen.records, "--records", str(out) if chosen.tiny else RECORDS)
     total = sum(len(experiments_of(setting, options)) for setting in settings)
@@ -81,15 +88,18 @@ def do_reproduce(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _options(chosen: argparse.Namespace) -> Options:
+def _options(chosen: argparse.Namespace, settings: Sequence[Setting]) -> Options:
     if chosen.precision is not None and chosen.precision not in PRECISIONS:
         raise unknown_name("precision", chosen.precision, list(PRECISIONS), "--precision")
-    given = [*chosen.names, *chosen.only]  # --only takes all that follows it
+    # --only takes all that follows it, changes too; some methods are called like one: "d=1"
+    methods = {n.lower() for s in settings for pair in s.paper["methods"].items() for n in pair}
+    named = [name for name in chosen.only if "=" not in name or name.lower() in methods]
+    given = [*chosen.names, *(name for name in chosen.only if name not in named)]
     return Options(
         seeds=chosen.seeds,
         rounds=chosen.rounds,
         tiny=chosen.tiny,
-        only=tuple(name for name in chosen.only if "=" not in name),
+        only=tuple(named),
         changes=tuple(name for name in given if "=" in name),
         device=chosen.device,
         precision=chosen.precision,

@@ -6,6 +6,7 @@ plan.json            choices of the engine that decide rounding
 rounds.jsonl         one line per round, only ever appended to
 model.safetensors    loads into the plain nn.Module
 checkpoint/          where a killed run goes on
+policy-*             a copy of the policy that steers it, where one does
 summary.json         written when the run is complete
 """
 
@@ -26,6 +27,7 @@ from torch import nn
 from undrift.errors import ChangedExperiment, CheckpointError, ConfigError
 from undrift.experiment.history import History
 from undrift.experiment.tables import Table, differences, parse_table, write_table
+from undrift.rules.policy import copy_of_policy, use_kept_policies
 from undrift.state import disk
 
 _MANY = "... and {} more; if nobody changed it, restore its experiment.toml, which is damaged"
@@ -80,6 +82,8 @@ class RunFolder:
         old = self.table()
         before = -1 if old is None else old.get("rounds")
         if old != table and (not isinstance(before, int) or table["rounds"] >= before):
+            for source in set(_policies(table)) - set(_policies(old)):
+                self._write(*copy_of_policy(source))
             self._write_table(table)
         disk.remove(self.path / "summary.json")
 
@@ -117,6 +121,7 @@ class RunFolder:
 
     def table(self) -> Table | None:
         """Read the experiment of this folder; None if it has none."""
+        use_kept_policies(self.path)
         for name, parse in (("experiment.toml", parse_table), ("experiment.json", _parse_json)):
             path = self.path / name
             if path.is_file():
@@ -248,6 +253,17 @@ def find_runs(path: Path | str) -> list[RunFolder]:
     """Find every run in a folder and the folders below, in the order of their names."""
     found = sorted(p.parent for p in Path(path).rglob("experiment.toml"))
     return [RunFolder(p) for p in found if (p / "rounds.jsonl").is_file()]
+
+
+def _policies(table: Any) -> Iterator[str]:
+    """Find the files of the policies that a table names."""
+    if isinstance(table, Mapping):
+        if table.get("use") == "Policy":
+            yield str(table["source"])
+        table = list(table.values())
+    if isinstance(table, list | tuple):
+        for value in table:
+            yield from _policies(value)
 
 
 def _device(table: Table) -> Any:

@@ -185,12 +185,28 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
     >>> differences({"a": {"lr": 0.1}}, {"a": {"lr": 0.2}, "b": 1})
     ['a.lr: 0.1 there, 0.2 now', 'b: not set there, 1 now']
+    >>> differences({"rules": [{"mu": 1.0}]}, {"rules": [{"mu": 2.0}]})
+    ['rules[0].mu: 1.0 there, 2.0 now']
     """
     was, now = flatten(old), flatten(new)
 
     def told(values: dict[str, Any], name: str) -> str:
         return write_value(values[name]) if name in values else "not set"
 
-    names = [*was, *(n for n in now if n not in was)]
-    changed = [n for n in names if told(was, n) != told(now, n)]
-    return [f"{n}: {told(was, n)} there, {told(now, n)} now" for n in changed]
+    found = []
+    for name in [*was, *(n for n in now if n not in was)]:
+        pair = was.get(name), now.get(name)
+        if told(was, name) == told(now, name):
+            continue
+        if _are_tables(*pair):  # a chain of rules: which of them, and what of it
+            for i, (a, b) in enumerate(zip(*pair, strict=True)):  # type: ignore[arg-type]
+                found += [f"{name}[{i}].{line}" for line in differences(a, b)]
+        else:
+            found.append(f"{name}: {told(was, name)} there, {told(now, name)} now")
+    return found
+
+
+def _are_tables(one: Any, other: Any) -> bool:
+    both = (one, other)
+    lists = all(isinstance(v, list | tuple) for v in both) and len(one) == len(other)
+    return lists and all(isinstance(part, Mapping) for v in both for part in v)

@@ -80,7 +80,8 @@ def chosen_settings(names: Sequence[str]) -> list[Setting]:
     """
     known, found = paper_settings(), dict[str, Setting]()
     for name in [n for given in names for n in drawn_from(given)]:
-        some = [s for n, s in known.items() if n.startswith(f"{name}-")]
+        some = [s for s in known.values() if s.family == name]  # though others may begin like it
+        some = some or [s for n, s in known.items() if n.startswith(f"{name}-")]
         some = [known[name]] if name in known else some
         if not some:
             raise unknown_name(

@@ -1,13 +1,14 @@
 """Files of records: one per table, one entry per cell.
 
 FOLDER/TABLE.json holds what counts: `cells`, full runs as the paper describes them; `alternatives`,
-full runs with something changed; `sessions`, how long they took.  Shortened, tiny and unfinished
-runs are in FOLDER/shortened/TABLE.json and never touch those.
+full runs with something changed; `sessions`, how long they took, in pieces if they were stopped.
+What shortened, tiny and unfinished runs have found is in FOLDER/shortened/TABLE.json alone.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from undrift.errors import DataError
 from undrift.experiment.family import is_figure, paper_files, settings_of
 from undrift.state.disk import make_directory, write_atomically
 
+log = logging.getLogger("undrift")
 Entry = dict[str, Any]
 LISTS = ("cells", "alternatives", "sessions")
 COUNTED = ("full", "altered")
@@ -74,14 +76,18 @@ def put(folder: Path, family: str, entries: Sequence[Entry], session: Entry | No
 def _take(records: dict[str, Any], entry: Entry) -> None:
     name = "alternatives" if entry["kind"] == "altered" else "cells"
     same = [one for one in records[name] if _key(one) == _key(entry)]
-    if any(len(one["seeds"]) > len(entry["seeds"]) for one in same):
-        return  # more seeds say more
+    more = [one for one in same if len(one["seeds"]) > len(entry["seeds"])]
+    if more:
+        cell, count = f"{entry['setting']} {entry['name']}", len(more[0]["seeds"])
+        log.warning("%s: not recorded, for there is a record of %d seeds", cell, count)
+        return
     records[name] = [*(one for one in records[name] if one not in same), entry]
 
 
 def _key(entry: Entry) -> tuple[Any, ...]:
     changes = tuple(entry.get("changes", ()))
-    return entry["setting"], entry["method"], entry["kind"], changes
+    rounds = None if entry["kind"] == UNFINISHED else entry["rounds"]  # these go on
+    return entry["setting"], entry["method"], entry["kind"], changes, rounds
 
 
 def _place(family: str) -> Any:

@@ -26,7 +26,11 @@ from undrift.errors import PolicyError, unknown_name
 
 FORMAT = "1"
 SUFFIX = ".safetensors"
+KEPT = "policy-"  # how the names of copies begin
 MOST_BYTES = 16_000_000  # a policy is small; anything larger is something else
+
+
+_copies: dict[str, Path] = {}  # by digest: policies that runs have kept beside their numbers
 
 
 class Knob(NamedTuple):
@@ -124,24 +128,33 @@ class Policy:
     digest: str = static(default="")
 
     def __post_init__(self) -> None:
-        found = read_policy(self.source).digest
-        if self.digest and self.digest != found:
+        found = self._kept() or read_policy(self.source)
+        if self.digest and self.digest != found.digest:
             raise PolicyError(
-                f"policy {self.source!r} has the digest {found[:12]}..., but "
+                f"policy {self.source!r} has the digest {found.digest[:12]}..., but "
                 f"{str(self.digest)[:12]}... is asked for: it is another policy of that name"
             )
-        object.__setattr__(self, "digest", found)
+        object.__setattr__(self, "digest", found.digest)
 
     @property
     def agent(self) -> Agent:
         """Read what the file holds; it may have been written again since it was named."""
-        found = read_policy(self.source)
+        found = self._kept() or read_policy(self.source)
         if found.digest != self.digest:
             raise PolicyError(
                 f"policy {self.source!r} has changed: it had the digest {self.digest[:12]}... "
                 f"and has {found.digest[:12]}... now; build the algorithm again to use it"
             )
         return found
+
+    def _kept(self) -> Agent | None:
+        """Read the copy that a run has kept, if there is one of this digest."""
+        copy = _copies.get(self.digest)
+        try:
+            found = None if copy is None else read_policy(copy)
+        except PolicyError:  # damaged, or gone: the file itself may be there
+            return None
+        return found if found is not None and found.digest == self.digest else None
 
 
 def shipped_policies() -> dict[str, Path]:
@@ -153,8 +166,32 @@ def shipped_policies() -> dict[str, Path]:
 def policy_named(source: str | Path) -> Policy:
     """Take a shipped policy by its name, any other by its whole path: runs resume anywhere."""
     name = str(source) if isinstance(source, Path) else source
-    is_path = isinstance(name, str) and name.endswith(SUFFIX)
+    shipped = not isinstance(name, str) or name in shipped_policies()
+    is_path = not shipped and (name.endswith(SUFFIX) or _is_file(name))
     return Policy(str(Path(name).absolute()) if is_path else name)
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # no name that a file can have
+        return False
+
+
+def copy_of_policy(source: str) -> tuple[str, bytes]:
+    """Give a policy as a file for the folder of a run, which then needs no other one."""
+    path = shipped_policies().get(source, Path(source))
+    data = path.read_bytes()
+    return f"{KEPT}{decode_policy(data, str(path)).digest[:12]}{SUFFIX}", data
+
+
+def use_kept_policies(folder: Path) -> None:
+    """Let policies be read from the copies in a run's folder, whatever became of their files."""
+    for copy in folder.glob(f"{KEPT}*{SUFFIX}"):
+        try:
+            _copies[read_policy(copy).digest] = copy.absolute()
+        except PolicyError:
+            continue  # said when it is needed and nowhere else
 
 
 def read_policy(source: str | Path) -> Agent:
@@ -201,9 +238,19 @@ def encode_policy(
     }
     text = json.dumps(told, sort_keys=True, allow_nan=False)
     digest = _digest(tensors, text)
-    data = write_tensors(tensors, {"undrift-policy": FORMAT, "about": text, "sha256": digest})
+    data = _in_order(
+        write_tensors(tensors, {"undrift-policy": FORMAT, "about": text, "sha256": digest})
+    )
     decode_policy(data, "this policy")  # what could not be read is not written
     return data
+
+
+def _in_order(data: bytes) -> bytes:
+    """Sort what safetensors writes in any order: the same policy gives the same bytes."""
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.dumps(json.loads(data[8 : 8 + length]), sort_keys=True).encode()
+    header += b" " * (-len(header) % 8)  # numbers begin at a multiple of 8
+    return struct.pack("<Q", len(header)) + header + data[8 + length :]
 
 
 def decode_policy(data: bytes, place: str) -> Agent:

@@ -58,7 +58,8 @@ class Steered(Rule):
     """FedRL (1.20): FedAdam whose alpha1 and alpha2 a policy moves, by what it sees of this round.
 
     The state is D * D along its first principal direction.  `pca` "clients" fits that on the first
-    cohort's D_i * D_i, "rounds" on D * D of the first ten rounds, without actions until then.
+    cohort's D_i * D_i (of two clients at least), "rounds" on D * D of the first ten rounds.  There
+    are no actions until then.
     Zero actions: FedAdam(alpha1, alpha2), uniform weights.  Without a policy somebody else acts,
     between rounds (`acted`).
     """
@@ -120,9 +121,10 @@ def looked(rule: Steered, square: Vec, state: Helm, view: ServerView) -> Helm:
     axis = fitted_to_rounds(state.axis, square, view.round)
     if rule.pca == "clients":
         new = principal(view.rows, view.accepted)
-        axis = where(view.round == 0, new, state.axis)
+        # one row has no direction: then the next cohort's give it
+        axis = where(is_fitted(state.axis) | (view.accepted.sum() < 2), state.axis, new)
     value = square.double() @ axis.direction.double() - axis.centre
-    return state._replace(axis=axis, seen=standardised(rule, state.seen, value, axis, view.round))
+    return state._replace(axis=axis, seen=standardised(rule, state.seen, value, axis))
 
 
 def fitted_to_rounds(axis: Axis, square: Vec, round: Tensor) -> Axis:
@@ -164,12 +166,12 @@ def positive(value: Tensor) -> Tensor:
     return torch.where(value > 0, value, torch.ones_like(value))
 
 
-def standardised(rule: Steered, seen: Seen, value: Tensor, axis: Axis, round: Tensor) -> Seen:
+def standardised(rule: Steered, seen: Seen, value: Tensor, axis: Axis) -> Seen:
     """Make the state a plain number; zero before there is a direction.
 
     A round whose D * D overflows is not looked at: one NaN would stay in all that follows.
     """
-    ready = is_ready(rule, round) & torch.isfinite(value)
+    ready = is_fitted(axis) & torch.isfinite(value)
     rounds = seen.rounds + 1
     off = value - seen.mean
     mean = seen.mean + off / rounds
@@ -180,9 +182,9 @@ def standardised(rule: Steered, seen: Seen, value: Tensor, axis: Axis, round: Te
     return where(ready, Seen(shown, rounds, mean, square), seen)
 
 
-def is_ready(rule: Steered, round: Tensor) -> Tensor:
+def is_fitted(axis: Axis) -> Tensor:
     """Whether there is a direction, and so actions."""
-    return round >= (0 if rule.pca == "clients" else ROUNDS_TO_FIT - 1)
+    return (axis.direction != 0).any()
 
 
 # ---------------------------------------------------------------------------------- the action

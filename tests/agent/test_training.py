@@ -16,7 +16,8 @@ import undrift as fl
 from undrift.agent import AgentSettings, load_agent
 from undrift.cli import main
 from undrift.core.tree import replace
-from undrift.errors import ChangedExperiment, ConfigError
+from undrift.errors import ChangedExperiment, CheckpointError, ConfigError
+from undrift.experiment.folder import RunFolder
 from undrift.rules.policy import Policy, encode_policy, read_policy
 from undrift.rules.steered import chosen
 
@@ -24,6 +25,7 @@ pytest.importorskip("gymnasium")
 pytest.importorskip("stable_baselines3")
 
 from undrift.agent.judging import Score, evaluate
+from undrift.agent.making import make_policy
 from undrift.agent.training import Training
 
 from .test_environment import TABLE, small
@@ -77,6 +79,11 @@ def test_episodes_in_which_nobody_would_act_are_refused():
     with pytest.raises(ConfigError, match=r"agent.rounds = 4: with pca = 'rounds' nobody acts"):
         small("algorithm.pca=rounds", "agent.rounds=4")
     small("algorithm.pca=rounds", "agent.rounds=10")
+
+
+def test_nobody_else_trains_in_the_same_folder(tmp_path):
+    with RunFolder(tmp_path).locked(), pytest.raises(CheckpointError, match="another process"):
+        make_policy(TABLE, [], tmp_path, told=nothing)
 
 
 def test_ppo_is_as_the_settings_say(trained):

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from undrift.agent.judging import evaluate
-from undrift.agent.settings import load_agent
+from undrift.agent.settings import AgentSettings, load_agent
 from undrift.agent.training import FREE, Told, Training
 from undrift.experiment.environment import environment
+from undrift.experiment.folder import RunFolder
+from undrift.experiment.spec import Experiment
 from undrift.rules.policy import decode_policy, encode_policy
 from undrift.state import disk
 
@@ -27,7 +29,13 @@ def make_policy(
 ) -> dict[str, Any] | None:
     """Train the agent that a file describes, going on in `out`; None if it was stopped before."""
     experiment, settings = load_agent(source, changes)
-    disk.make_directory(out)
+    with RunFolder(out).locked():
+        return _made(experiment, settings, out, told, stop)
+
+
+def _made(
+    experiment: Experiment, settings: AgentSettings, out: Path, told: Told, stop: Callable[[], bool]
+) -> dict[str, Any] | None:
     training = Training(experiment, settings, out)
     where = environment(training.episodes.trainers[0].engine.device, len(training.history))
     if not training.run(told, stop):

@@ -51,7 +51,17 @@ def agree(one: fl.Trainer, other: fl.Trainer, rounds: int = 2) -> None:
         assert distance([value], [wanted[name]]) < 1e-12, name
 
 
-@pytest.mark.parametrize("name", [n for n in catalogue() if not n.startswith("comfed:")])
+ALIKE = ("fedadagrad", "fedyogi", "fedamsgrad", "fedavgm", "slowmo", "mimelite", "feddc", "fedadmm")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.slow if n in ALIKE else ())  # another has its structure
+        for n in catalogue()
+        if not n.startswith("comfed:")
+    ],
+)
 def test_every_algorithm_is_the_reference(name, traced, caplog):
     build = BUILDS.get(name, lambda: catalogue()[name].build(lr=0.05))
     special = SPECIAL.get(name, {})

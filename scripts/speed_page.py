@@ -94,6 +94,7 @@ def sums_by_part(profile: list[Any]) -> dict[str, float]:
 def profiles(results: list[dict[str, Any]]) -> str:
     """Show where the time of some rounds goes, against the least there could be."""
     shown = [one for one in results if one["profile"]]
+    timed = any("passes_ms" in one for one in shown)  # which records of before have not
     rows, parts = [], []
     for one in shown:
         sums = sums_by_part(one["profile"])
@@ -103,14 +104,14 @@ def profiles(results: list[dict[str, Any]]) -> str:
             one["work"], NAMES[one["algorithm"]], one["options"]["precision"], f"{one['ms']:.2f}",
             *(f"{v:.2f}" for v in (*sums.values(), idle)),
             f"{100 * (1 - sums['layers'] / one['ms']):.0f} %",
-            *alone(one),
+            *(alone(one) if timed else ()),
             *(f"{floor[k]:.2f}" if k in floor else "" for k in ("operations", "bytes")),
         ])  # fmt: skip
         kernels = [[f"`{n[:60]}`", str(c), f"{t:.0f}"] for n, c, t in one["profile"][:8]]
         title = f"{one['work']}, {NAMES[one['algorithm']]}, {one['options']['precision']}"
         parts.append(f"{title}\n\n{table(['kernel', 'calls', 'us'], kernels)}")
     head = ["work", "algorithm", "operands", "ms a round", "layers", "algebra", "rest", "gaps"]
-    head += ["but layers", "passes alone", "but passes"]
+    head += ["but layers", *(["passes alone", "but passes"] if timed else [])]
     head += ["floor by operations", "floor by bytes"]
     text = f"""### Where the time goes
 
@@ -120,8 +121,7 @@ matrix product, and the bytes of weights and states, each read and written as of
 rules asks for, over the rate of a large copy.
 
 {table(head, rows)}
-`but layers` is the share of a round that is not kernels of layers; `passes alone` are forward and backward with the loss, recorded by themselves and replayed
-as often as a round has steps, gaps included, and `but passes` is what a round takes beyond them. It is small where a step is much
+`but layers` is the share of a round that is not kernels of layers{PASSES if timed else ""}. It is small where a step is much
 work for one kernel (feddyn_100). In small work it is the start of kernels, the drawing of batches and
 the way of the cohort's weights in and out; with SCAFFOLD and momentum it is their states, each read
 and written in every step, which no implementation that keeps them in float32 saves.
@@ -130,6 +130,13 @@ The longest kernels:
 
 """
     return text + "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+
+
+PASSES = (
+    "; `passes alone` are forward and backward with the loss, recorded by themselves and replayed\n"
+    "as often as a round has steps, gaps included, and `but passes` is what a round takes beyond "
+    "them"
+)
 
 
 def alone(one: dict[str, Any]) -> tuple[str, str]:

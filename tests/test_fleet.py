@@ -164,6 +164,37 @@ def test_partitions_and_cohorts_of_any_size():
     same([lambda s=s: trainer(fl.scaffold(0.1), 4, **s) for s in settings], rounds=5)
 
 
+@pytest.mark.parametrize("work", [fl.Work(epochs=2, batch=None), fl.Work(epochs=1, last="full")])
+def test_batches_of_any_width(work):
+    sizes = ((9, 14, 5, 20, 11), (3, 3, 30, 8), (7, 7, 7))
+    builds = [
+        lambda s=s, n=n: trainer(fl.scaffold(0.1), s, sizes=n, work=work)
+        for s, n in enumerate(sizes)
+    ]
+    same(builds)
+
+
+def test_a_round_that_fails_late_is_taken_again_by_everybody(monkeypatch):
+    fleet, alone = (
+        [trainer(fl.scaffold(0.1), s) for s in SEEDS] for _ in range(2)
+    )  # fmt: skip
+    fleet = Fleet(fleet)
+    fleet.run(1)
+    look = fleet.trainers[1]._look
+    failures = [torch.OutOfMemoryError("once")]
+
+    def looking(*given):
+        if failures:
+            raise failures.pop()
+        return look(*given)
+
+    monkeypatch.setattr(fleet.trainers[1], "_look", looking)
+    assert [[r.round for r in found] for found in fleet.run(2)] == [[2, 3]] * 3
+    for one, other in zip(alone, fleet.trainers, strict=True):
+        one.run(3)
+        assert distance([one.server.w], [other.server.w]) < 1e-12
+
+
 def test_in_single_precision_one_step_is_close():
     one_step = {"work": fl.Work(steps=1, batch=4), "dtype": torch.float32}
     builds = [lambda s=s: trainer(fl.feddyn(0.1), s, **one_step) for s in SEEDS]

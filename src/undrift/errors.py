@@ -128,4 +128,5 @@ def unknown_name(kind: str, name: Any, known: list[str], where: str = "") -> Con
     some = known if len(known) <= MOST_NAMES else get_close_matches(str(name), known, MOST_NAMES, 0)
     others = f"Known: {', '.join(some)}" if some is known else f"Some of all {len(known)}: "
     others += "" if some is known else ", ".join(some[:8])
+    others = others if known else "There is none"
     return ConfigError(f"{prefix}no {kind} named {name!r}.{hint} {others}")

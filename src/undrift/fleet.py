@@ -33,7 +33,8 @@ class Fleet:
     """Trains several trainers together.
 
     They need one architecture and loss, one kind of local work and one device; data, partition,
-    cohort, seed and algorithm are their own.
+    cohort, seed and algorithm are their own.  It is for GPUs, and on a CPU for models of some
+    thousand parameters: larger ones train faster one after the other there.
 
     >>> from torch import nn
     >>> from undrift import Federation, Task, fedavg, scaffold
@@ -91,11 +92,12 @@ class Fleet:
                 )
             )
         found = self._runner_for(opened).run(turns)
-        closed = []
+        finished = []
         for trainer, one, turn, done in zip(self.trainers, opened, turns, found, strict=True):
             server, outcome = _engine(trainer).take(turn, done)
-            closed.append(trainer.close_round(one, server, outcome))
-        return closed
+            finished.append(trainer.finished(one, server, outcome))
+        # all or nobody: whoever falls back takes the round again
+        return [take() for take in finished]
 
     def _opened(self) -> list[Opened]:
         """Open a round of everybody; trainers that draw the same cohort draw it once."""

@@ -19,9 +19,11 @@ from undrift.core.task import Batch, Buffers, Output, Task, Vec, per_example
 from undrift.core.transfer import send
 from undrift.core.tree import Tree, tree_map
 from undrift.data.spool import Rows
+from undrift.engines.capacity import is_out_of_memory
 from undrift.engines.engine import PIECE, Assignment, Engine
 from undrift.engines.graphs import Buffers as Held
 from undrift.engines.graphs import Piece, copied, lasting_pool
+from undrift.errors import DataError, UndriftError
 from undrift.rounds import Judged, JudgedClients
 
 MOST_RECORDED = 6  # kinds of evaluation that are kept as graphs
@@ -54,7 +56,16 @@ class Judge:
 
         here = isinstance(x, Tensor) and isinstance(y, Tensor) and x.is_cuda and y.is_cuda
         key = (_place(x), _place(y), batch) if here else None
-        return Judged(self.names, self._replayed(key, judge, w, buffers), len(x))
+        try:
+            found = self._replayed(key, judge, w, buffers)
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+            if isinstance(error, UndriftError) or is_out_of_memory(error):
+                raise
+            shapes = f"inputs {list(x[:1].shape[1:])} and targets {list(y[:1].shape[1:])}"
+            raise DataError(
+                f"the model or its loss fails on these examples, {shapes}: {error}"
+            ) from error
+        return Judged(self.names, found, len(x))
 
     def _examples(self, w: Vec, buffers: Buffers, x: Rows, y: Rows, batch: int) -> Tensor:
         total = torch.zeros(len(self.names), dtype=torch.float64, device=self.engine.device)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -155,7 +156,7 @@ class Trainer:
             server, outcome = self.engine.round(
                 self.algorithm, opened.server, opened.cohort, self.roster.count, opened.everyone
             )
-            return self.close_round(opened, server, outcome)
+            return self.finished(opened, server, outcome)()
         finally:
             self.settle()
 
@@ -175,18 +176,22 @@ class Trainer:
                 self.store.prefetch(self.roster.cohort(self.rounds_done + 1, ordered=False).ids)
         return Opened(server, cohort, self._everyone(), first, holders, started)
 
-    def close_round(self, opened: Opened, server: Server, outcome: Outcome) -> Advance:
-        """Take the next server and the staged client states for the present."""
-        cohort = opened.cohort
-        server, last, looked = self._look(server, cohort)
+    def finished(self, opened: Opened, server: Server, outcome: Outcome) -> Callable[[], Advance]:
+        """Do what may still fail; the call that it gives makes the round the present."""
+        return partial(self._taken, opened, outcome, *self._look(server, opened.cohort))
+
+    def _taken(
+        self, opened: Opened, outcome: Outcome, server: Server, last: Traffic,
+        looked: frozenset[int],
+    ) -> Advance:  # fmt: skip
         # one assignment: an interrupt leaves the round done or not done, never in between
         self._present = Present(server, self.rounds_done + 1, self.store.merged(), looked)
         self.settle()
         self._trained = outcome.trained
-        held = len(opened.holders.intersection(cohort.ids))
+        held = len(opened.holders.intersection(opened.cohort.ids))
         sent = self._sent(outcome, held).plus(opened.sent).plus(last)
         rows = outcome.rows._replace(notes=(), counters=EMPTY)  # nobody asks for these again
-        return Advance(self.rounds_done, cohort.ids, rows, sent, opened.started)
+        return Advance(self.rounds_done, opened.cohort.ids, rows, sent, opened.started)
 
     def _sent(self, outcome: Outcome, held: int) -> Traffic:
         """Count the exchange around training; it depends on how many there are, and is kept."""

@@ -178,6 +178,10 @@ def test_evaluate_refuses_nothing():
         _trainer().evaluate(torch.zeros(0, 4), torch.zeros(0))
     with pytest.raises(DataError, match="2 and 1"):
         _trainer().evaluate(torch.zeros(2, 4), torch.zeros(1))
+    with pytest.raises(DataError, match=r"fails on these examples, inputs \[3\] and targets \[\]:"):
+        _trainer().evaluate(torch.zeros(2, 3), torch.zeros(2).long())
+    with pytest.raises(DataError, match=r"fails on these examples.*99"):
+        _trainer().evaluate(torch.zeros(2, 4), torch.full((2,), 99))
 
 
 def test_states_are_read_back_by_rule():

@@ -112,7 +112,14 @@ def test_a_failure_in_the_first_round_changes_nothing_even_where_clients_have_lo
 
 # -- Ctrl-C between any two lines -----------------------------------------------------------------
 WATCHED = [
-    *(Trainer.round, Trainer.advance, Trainer.open_round, Trainer.close_round, Advance.result),
+    *(
+        Trainer.round,
+        Trainer.advance,
+        Trainer.open_round,
+        Trainer.finished,
+        Trainer._taken,
+        Advance.result,
+    ),
     *(ClientStateStore.commit, ClientStateStore.stage, ClientStateStore.show),
 ]
 

@@ -37,7 +37,7 @@ def operand_type(precision: str, dtype: torch.dtype) -> torch.dtype:
 def check_precision(precision: str) -> None:
     """Refuse a precision that does not exist."""
     if not isinstance(precision, str) or precision not in PRECISIONS:
-        raise unknown_name("precision", precision, list(PRECISIONS), "Seam")
+        raise unknown_name("precision", precision, list(PRECISIONS), "engine")
 
 
 @contextmanager

@@ -45,7 +45,7 @@ class Seam:
         check_precision(self.precision)
         for name in (self.default, *self.choices.values()):
             if name not in WAYS:
-                raise unknown_name("way to convolve", name, list(WAYS), "Seam")
+                raise unknown_name("way to convolve", name, list(WAYS), "engine")
 
     @property
     def may_use_kernels(self) -> bool:

@@ -34,6 +34,13 @@ USED = 0.7  # of what is free
 COPIES = 6  # vectors [P] per client in a local step: model, gradient, correction and temporaries
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether there was no memory: on a CPU torch has no name for that."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and "allocate memory" in str(error)
+    )
+
+
 class Need(NamedTuple):
     """What one client's local step costs."""
 

@@ -85,7 +85,7 @@ class Loading:
 
     def _with_room(self, order: Tensor) -> Tensor:
         count, num_steps, batch = order.shape
-        room = (self.shape.clients, self.shape.room.steps, batch)
+        room = (self.shape.clients, self.shape.room.steps, self.shape.room.batch)
         made = torch.full(room, -1, device=self.device)
-        made[:count, :num_steps] = order
+        made[:count, :num_steps, :batch] = order
         return made

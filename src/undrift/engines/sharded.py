@@ -154,7 +154,7 @@ class Sharded(Engine):
     ) -> ClientStateStore:
         """Make a store that holds no row itself; with `place="file"`, `path` becomes a folder."""
         if place not in ("device", "host", "file"):
-            raise ConfigError(f"place = {place!r} is not one of 'device', 'host', 'file'")
+            raise ConfigError(f"state = {place!r} is not one of 'device', 'host', 'file'")
         if place == "file" and path is None:
             raise ConfigError("state = 'file' needs `state_path`, the folder that holds the rows")
         folder = Path(path).absolute() if place == "file" and path is not None else None

@@ -35,6 +35,7 @@ from undrift.engines.capacity import (
     Need,
     free_bytes,
     has_convolution,
+    is_out_of_memory,
     is_small,
     need_of,
     width_for,
@@ -236,15 +237,11 @@ class Vectorised(Engine):
         yield from in_order(train, chunks, self._hire(len(chunks)))
 
     def _explain(
-        self,
-        error: Exception,
-        algo: Algorithm,
-        broadcast: Broadcast,
-        clients: Client,
+        self, error: Exception, algo: Algorithm, broadcast: Broadcast, clients: Client,
         work: Assignment,
-    ) -> UndriftError:
+    ) -> UndriftError:  # fmt: skip
         """Train the same clients one at a time to find out who failed, and where."""
-        if isinstance(error, torch.OutOfMemoryError):
+        if is_out_of_memory(error):
             need, free = self._need(algo, work), free_bytes(self.device)
             fits = int(USED * free / need.num_bytes)
             told = f"chunk = {fits} would fit"

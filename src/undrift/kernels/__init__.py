@@ -41,7 +41,10 @@ def need(device: torch.device | str) -> None:
             "pip install triton, or choose another way to convolve, e.g. 'grouped'"
         )
     if not available(device):
-        raise MissingExtra(f"the Triton kernels run on CUDA, not on {torch.device(device)}")
+        raise MissingExtra(
+            f"the Triton kernels run on CUDA, not on {torch.device(device)}: choose another way to "
+            "multiply, e.g. ways='grouped', or a CUDA device"
+        )
 
 
 def tuned() -> dict[str, dict[str, Any]]:

@@ -72,9 +72,9 @@ class ClientStateStore:
         if place == "host":
             return MemoryTier(fresh, torch.device("cpu"), pinned=torch.cuda.is_available())
         if place != "file":
-            raise ConfigError(f"place = {place!r} is not one of 'device', 'host', 'file'")
+            raise ConfigError(f"state = {place!r} is not one of 'device', 'host', 'file'")
         if path is None:
-            raise ConfigError("place = 'file' needs `path`, the file that holds the rows")
+            raise ConfigError("state = 'file' needs state_path, the file that holds the rows")
         return FileTier(fresh, Path(path), num_slots)
 
     def gather(self, ids: Tensor | Sequence[int], out: Tree | None = None) -> Tree:

@@ -184,6 +184,12 @@ def test_evaluate_refuses_nothing():
         _trainer().evaluate(torch.zeros(2, 4), torch.full((2,), 99))
 
 
+def test_a_path_for_states_that_are_in_memory_is_refused(tmp_path):
+    for place in ("device", "host"):
+        with pytest.raises(ConfigError, match=f"state = '{place}' keeps no file"):
+            _trainer(state=place, state_path=tmp_path / "rows")
+
+
 def test_states_are_read_back_by_rule():
     trainer = _trainer(fl.Algorithm((fl.Prox(), fl.Scaffold()), server=fl.Adaptive("yogi")))
     trainer.round()

@@ -246,7 +246,8 @@ class FileTier:
             raise CorruptCheckpoint(
                 f"{self._path}: the state of client {client} (slot {entry.place}) is "
                 f"{'not what was written' if whole else 'missing'}. Restore the file from a copy, "
-                "or resume from an earlier checkpoint."
+                "or resume from an earlier checkpoint. A trainer beside this one needs a "
+                "state_path of its own."
             )
 
     def _fill(self, row: NDArray[np.int64], offset: int) -> bool:

@@ -67,6 +67,8 @@ class ClientStateStore:
 
     def _make_tier(self, place: Place, path: Path | None, num_slots: int) -> Tier:
         fresh = self._packing.fresh
+        if place in ("device", "host") and path is not None:
+            raise ConfigError(f"state_path = {str(path)!r}: state = {place!r} keeps no file")
         if place == "device":
             return MemoryTier(fresh, self._device, pinned=False)
         if place == "host":

@@ -166,8 +166,9 @@ def shipped_policies() -> dict[str, Path]:
 def policy_named(source: str | Path) -> Policy:
     """Take a shipped policy by its name, any other by its whole path: runs resume anywhere."""
     name = str(source) if isinstance(source, Path) else source
-    shipped = not isinstance(name, str) or name in shipped_policies()
-    is_path = not shipped and (name.endswith(SUFFIX) or _is_file(name))
+    if not isinstance(name, str) or name in shipped_policies():
+        return Policy(name)
+    is_path = name.endswith(SUFFIX) or _is_file(name)
     return Policy(str(Path(name).absolute()) if is_path else name)
 
 
@@ -178,9 +179,13 @@ def _is_file(name: str) -> bool:
         return False
 
 
+def _place_of(source: str | Path) -> Path:
+    return shipped_policies().get(str(source), Path(source))
+
+
 def copy_of_policy(source: str) -> tuple[str, bytes]:
     """Give a policy as a file for the folder of a run, which then needs no other one."""
-    path = shipped_policies().get(source, Path(source))
+    path = _place_of(source)
     data = path.read_bytes()
     return f"{KEPT}{decode_policy(data, str(path)).digest[:12]}{SUFFIX}", data
 
@@ -196,10 +201,9 @@ def use_kept_policies(folder: Path) -> None:
 
 def read_policy(source: str | Path) -> Agent:
     """Read a policy and check all of it: bytes, shapes, numbers."""
-    known = shipped_policies()
     if not isinstance(source, str | Path) or not str(source) or "\0" in str(source):
         raise PolicyError(f"policy = {source!r}: give the name of a policy, or the path of a file")
-    path = known.get(str(source), Path(source))
+    path = _place_of(source)
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):  # a device or a pipe may have no end
@@ -207,7 +211,7 @@ def read_policy(source: str | Path) -> Agent:
         return _read(path, found.st_mtime_ns, found.st_size)
     except (FileNotFoundError, NotADirectoryError):
         if path.suffix != SUFFIX:
-            raise unknown_name("policy", str(source), list(known)) from None
+            raise unknown_name("policy", str(source), list(shipped_policies())) from None
         raise PolicyError(f"no policy file {path}: train one with `undrift train-agent`") from None
     except OSError as error:
         raise PolicyError(f"cannot read the policy file {path}: {error.strerror}") from error

@@ -11,7 +11,7 @@ from typing import Any
 
 from reproductions_claims import claim_rows
 from reproductions_costs import COHORT, PARAMETERS, STEPS, client_rows, delta_rows, server_rows
-from reproductions_pictures import draw
+from reproductions_pictures import draw, shown
 
 from undrift.experiment.family import Setting, is_figure, paper_files, settings_of
 from undrift.papers import counts, read_records
@@ -136,9 +136,10 @@ def section(family: str) -> str:
     parts.append("Ours to choose:\n\n" + "\n".join(f"- {line}" for line in paper["ours"]))
     if cells:
         parts += [made_with(list(cells.values())), side_by_side(settings, cells)]
-        parts += [*pictures(settings, cells)]
+        parts += [*pictures(settings, records, whole=True)]
     if records["alternatives"]:
         parts += ["### Other readings", alternatives(records["alternatives"])]
+        parts += [*pictures(settings, records, whole=False)]
     notes = RECORDS / f"{family}.md"
     if notes.is_file():  # written by hand: why our numbers differ, which reading fits the paper
         parts += ["### What we make of it", notes.read_text("utf-8").strip()]
@@ -288,11 +289,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 # ------------------------------------------------------------------------------------- pictures
-def pictures(settings: Sequence[Setting], cells: dict[tuple[str, str], Any]) -> Iterator[str]:
-    """Show the curves of every setting that has some."""
+def pictures(settings: Sequence[Setting], records: dict[str, Any], *, whole: bool) -> Iterator[str]:
+    """Show the curves of every setting that has some: of its cells, or of another reading."""
     for setting in settings:
-        if any((setting.name, m) in cells for m in setting.cells):
-            title = setting.title or setting.name
+        found = list(shown(setting, records).values())
+        if found and (found[0] in records["cells"]) == whole:
+            changed = "" if whole else f", {', '.join(found[0]['changes'])}"
+            title = f"{setting.title or setting.name}{changed}"
             yield f"![Curves: {title}]({PICTURES}/{setting.name}.png)"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,9 @@ def draw(records: Path, folder: Path) -> None:
     from matplotlib import pyplot as plt
 
     for family in paper_files():
-        cells = {(e["setting"], e["method"]): e
-                 for e in read_records(records / f"{family}.json")["cells"]}  # fmt: skip
+        known = read_records(records / f"{family}.json")
         for setting in settings_of(family):
-            found = {i: cells[setting.name, m] for i, m in enumerate(setting.cells)
-                     if (setting.name, m) in cells}  # fmt: skip
+            found = shown(setting, known)
             if not found:
                 continue
             panels = panels_of(found)
@@ -51,6 +50,23 @@ def draw(records: Path, folder: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             figure.savefig(folder / f"{setting.name}.png", dpi=110, bbox_inches="tight")
             plt.close(figure)
+
+
+def shown(setting: Setting, records: dict[str, Any]) -> Found:
+    """Give what is drawn: its cells or, where there is none, another reading of all methods."""
+    own = [e for e in records["cells"] if e["setting"] == setting.name]
+    if not own:
+        others = [e for e in records["alternatives"] if e["setting"] == setting.name]
+        readings = {tuple(e["changes"]) for e in others}
+        whole = (r for r in readings if _methods(others, r) >= set(setting.cells))
+        first = min(whole, default=None)
+        own = [e for e in others if tuple(e["changes"]) == first]
+    by_method = {e["method"]: e for e in own}
+    return {i: by_method[m] for i, m in enumerate(setting.cells) if m in by_method}
+
+
+def _methods(entries: Sequence[dict[str, Any]], changes: tuple[str, ...]) -> set[str]:
+    return {e["method"] for e in entries if tuple(e["changes"]) == changes}
 
 
 def panels_of(found: Found) -> list[tuple[Found, str | None]]:
@@ -84,7 +100,9 @@ def draw_curves(axes: Any, setting: Setting, found: Found, metric: str | None) -
     what = "best test accuracy so far" if best_so_far(setting, metric) else name.replace("_", " ")
     axes.set(xlabel="round", ylabel=what + (" in %" if "accuracy" in name else ""))
     figure = setting.paper["shows"] == "curve" or metric
-    axes.set_title(setting.name + ("" if figure else " (x: the paper's)"))
+    changed = next(iter(found.values())).get("changes", ())
+    title = ", ".join([setting.name, *changed])
+    axes.set_title(title + ("" if figure else " (x: the paper's)"))
     axes.grid(color="#e3e7ea")
     axes.legend(fontsize=7, ncols=2)
 

@@ -124,7 +124,7 @@ rules asks for, over the rate of a large copy.
 `but layers` is the share of a round that is not kernels of layers{PASSES if timed else ""}. It is small where a step is much
 work for one kernel (feddyn_100). In small work it is the start of kernels, the drawing of batches and
 the way of the cohort's weights in and out; with SCAFFOLD and momentum it is their states, each read
-and written in every step, which no implementation that keeps them in float32 saves.
+and written in every step, as long as each is a matrix in float32.
 
 The longest kernels:
 
@@ -232,9 +232,22 @@ one run, each in an environment of its own. Checked: {found["checked_by"]}.
 
 def peers_gpu() -> str:
     """Compare with other simulators on a GPU, where that was measured."""
-    found = read("peers_gpu_h200.json")
-    if found is None:
+    runs = [found for name in ("pfl_gpu", "peers_gpu") if (found := read(f"{name}_h200.json"))]
+    if not runs:
         return ""
+    return f"""## Other simulators on a GPU
+
+The work of pfl-research's CIFAR-10 benchmark: 1000 users of 50 images, 50 a round, 5 local steps of
+batch 10; every 10 rounds 10,000 test images, and each user of the round judged on its own images
+before and after its training. Peers take turns in one process; medians over blocks of ten rounds
+with their evaluation. pfl, which all are compared with, trains FedAvg, as one process, as its
+benchmark does on one device.
+
+{"".join(map(side_by_side, runs))}"""
+
+
+def side_by_side(found: dict[str, Any]) -> str:
+    """Tell one run of several simulators."""
     rows = []
     pfl = found["peers"]["pfl"]["seconds_per_round"]
     for name, one in found["peers"].items():
@@ -246,19 +259,15 @@ def peers_gpu() -> str:
             str(one["rounds_timed"]), f"{pfl / one['seconds_per_round']:.1f}x",
         ])  # fmt: skip
     head = ["simulator", "what", "versions", "ms a round", "rounds", "against pfl"]
-    images = "CIFAR-10" if "--data" in found["command"] else "images of its size that are made"
+    images = "CIFAR-10" if "--data" in found["command"] else "Images of its size that are made"
     means = mean_of(found["peers"]["pfl"]) / mean_of(found["peers"]["undrift_bf16"])
-    return f"""## Other simulators on a GPU
-
-    # {found["machine"]["device"]}, torch {found["machine"]["torch"]}
+    return f"""    # {found["machine"]["device"]}, torch {found["machine"]["torch"]}
     {found["command"]}
 
 {table(head, rows)}
-The work of pfl-research's CIFAR-10 benchmark, on {images}: 1000 users of 50 images, 50 a round, 5 local steps of batch 10;
-every 10 rounds 10,000 test images, and each user of the round judged on its own images before and
-after its training. Peers take turns in one process; medians over blocks of ten rounds with their
-evaluation; by means FedAvg is {means:.0f}x pfl, its first block among them. pfl, which all are compared
-with, trains FedAvg, as one process, as its benchmark does on one device.
+{images}. By means FedAvg is {means:.0f}x pfl, its first block, in which kernels and graphs are
+made, among them.
+
 """
 
 

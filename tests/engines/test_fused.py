@@ -73,7 +73,8 @@ def test_settings_are_made_for_what_is_compiled(compiled):
     seen = {}
 
     def looking(graph, inputs):
-        seen[len(seen)] = config.compile_threads, config.triton.persistent_reductions
+        asked = config.compile_threads, config.deterministic, config.triton.persistent_reductions
+        seen[len(seen)] = asked
         return graph.forward
 
     compiled.clear()
@@ -81,5 +82,5 @@ def test_settings_are_made_for_what_is_compiled(compiled):
     usual = config.triton.persistent_reductions
     Fused(lambda v: v.sort(stable=True).indices, "an order", compiled=True)(torch.rand(4))
     Fused(lambda v: v + 1, "a sum", compiled=True)(torch.rand(4))
-    assert seen == {0: (1, False), 1: (1, usual)}
+    assert seen == {0: (1, True, False), 1: (1, True, usual)}
     assert config.triton.persistent_reductions == usual

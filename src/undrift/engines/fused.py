@@ -118,13 +118,14 @@ def _settings(traced: torch.fx.GraphModule) -> Any:
 
     A gradient is put together from those of the layers.  Of a few, the move reads them where they
     are; of many, it would look through all of them for every number.  A sort of its own takes the
-    compiler ten seconds.
+    compiler ten seconds.  Left to itself it times several ways to sum and takes the fastest, so that
+    one run would sum in another order than the next.
     """
     from torch._inductor import config
 
     put_together = [n for n in traced.graph.nodes if n.target is torch.ops.aten.cat.default]
     few = all(len(node.args[0]) <= MOST_LAYERS for node in put_together)
-    wanted = {"compile_threads": 1, "force_pointwise_cat": few}
+    wanted = {"compile_threads": 1, "force_pointwise_cat": few, "deterministic": True}
     if any(node.target in SORTS for node in traced.graph.nodes):
         wanted["triton.persistent_reductions"] = False  # torch's sort is as fast, and is there
     return config.patch({name: value for name, value in wanted.items() if _is_known(config, name)})

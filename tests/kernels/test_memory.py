@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from undrift.kernels import memory, tuner
+from undrift.kernels import linear, memory, tuner
 
 
 @pytest.fixture
@@ -139,3 +139,21 @@ def test_what_serves_a_problem_of_nearly_the_same_size_is_taken(folder, monkeypa
     assert tuner._neighbours(key, Trial) == found
     Trial.right = ()
     assert tuner._neighbours(key, Trial) is None  # wrong here
+
+
+def test_in_a_crowd_kernels_are_chosen_for_all_who_share_the_device(monkeypatch):
+    p = linear.LinearProblem(2, 3, 8, 4, "float32")
+    asked = []
+
+    def chosen(name, problem, device, candidates, trial):
+        asked.append((name, problem.clients))
+        return candidates[0]
+
+    monkeypatch.setattr(linear, "configuration", chosen)
+    x, w = torch.ones(2, 3, 8), torch.ones(2, 4, 8)
+    alone = linear.forward(p, x, w, None, torch.float32)
+    with tuner.in_a_crowd(4):
+        crowded = linear.forward(p, x, w, None, torch.float32)
+        assert tuner.as_tuned(p).clients == 8
+    assert torch.equal(alone, crowded) and tuner.as_tuned(p) is p
+    assert asked == [("linear", 2), ("linear", 8)]

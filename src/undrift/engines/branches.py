@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from undrift.kernels.tuner import in_a_crowd
+
 _streams: dict[torch.device, list[torch.cuda.Stream]] = {}
 
 
@@ -25,7 +27,7 @@ def side_by_side(calls: Sequence[Callable[[], None]], device: torch.device) -> N
         others.append(torch.cuda.Stream(device))
     for stream, call in zip(others, calls, strict=False):
         stream.wait_stream(here)
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), in_a_crowd(len(calls)):
             call()
     for stream, _ in zip(others, calls, strict=False):
         here.wait_stream(stream)

@@ -118,8 +118,8 @@ def _settings(traced: torch.fx.GraphModule) -> Any:
 
     A gradient is put together from those of the layers.  Of a few, the move reads them where they
     are; of many, it would look through all of them for every number.  A sort of its own takes the
-    compiler ten seconds.  Left to itself it times several ways to sum and takes the fastest, so that
-    one run would sum in another order than the next.
+    compiler ten seconds.  Left to itself it takes the fastest of several ways to sum, as timed here
+    and now, so that one run would sum in another order than the next.
     """
     from torch._inductor import config
 

@@ -42,6 +42,14 @@ class Seat(NamedTuple):
     carry: Carry
 
 
+class Crew(NamedTuple):
+    """Clients of one structure."""
+
+    group: Group
+    seat: Seat
+    own: slice  # of the axis A of all
+
+
 class Stepping:
     """Takes local steps, in place."""
 
@@ -68,39 +76,34 @@ class Stepping:
             return
         if self.task.augment is not None:
             batch = vmap(vmap(self.task.augmented))(batch, keys)
-        places = split([g.size for g in groups])
+        crews = list(map(Crew, groups, seats, split([g.size for g in groups])))
+        parts = [crews[own] for own in split(self._branches(groups, batch))]
         whole = (models, batch, keys, k)
-        parts: list[Any] = [tree_map(lambda v, own=own: v[own], whole) for own in places]
-        crews = list(zip(groups, seats, parts, strict=True))
-        if self._fill_the_device(groups, batch):
-            side_by_side(
-                [partial(self._one, g, seat, *part) for g, seat, part in crews], self.device
-            )
-            return
-        sharing = sum(g.size for g in groups if shares_gradient(g.algo))
+        side_by_side([partial(self._some, part, *whole) for part in parts], self.device)
+
+    def _branches(self, groups: Sequence[Group], batch: Batch) -> list[int]:
+        """Share groups out: each alone where it is enough work for a device, else all together."""
+        each = self.task.size * batch.x.shape[1] * batch.x.shape[2]
+        fills = min(g.size for g in groups) * each >= ENOUGH[self.device.type]
+        return [1] * len(groups) if fills else [len(groups)]
+
+    def _some(
+        self, crews: Sequence[Crew], models: tuple[Tensor, Buffers], batch: Batch, keys: Tensor,
+        k: Tensor,
+    ) -> None:  # fmt: skip
+        """Take the step of some crews, those first that share forward and backward."""
+        sharing = [crew for crew in crews if shares_gradient(crew.group.algo)]
         together: Any = None
         if sharing:
-            together = self._found(*tree_map(lambda v: v[:sharing], (*models, batch, keys)))
-        for (group, seat, part), own in zip(crews, places, strict=True):
-            shared = shares_gradient(group.algo)
-            found = tree_map(lambda v, own=own: v[own], together) if shared else None
-            self._one(group, seat, *part, found=found)
-
-    def _fill_the_device(self, groups: Sequence[Group], batch: Batch) -> bool:
-        """Whether each of several groups is enough work for a device by itself."""
-        each = self.task.size * batch.x.shape[1] * batch.x.shape[2]
-        return len(groups) > 1 and min(g.size for g in groups) * each >= ENOUGH[self.device.type]
-
-    def _one(
-        self, group: Group, seat: Seat, models: tuple[Tensor, Buffers], batch: Batch, keys: Tensor,
-        k: Tensor, *, found: Found | None = None,
-    ) -> None:  # fmt: skip
-        """Take the step of one group, whose gradients may be known."""
-        if found is None and shares_gradient(group.algo):
-            found = self._found(*models, batch, keys)
-        elif found is None:
-            found = group.gradient(seat.numbers, *_at(seat), batch, keys)
-        group.move(*seat, batch, keys, k, found)
+            theirs = slice(sharing[0].own.start, sharing[-1].own.stop)
+            together = self._found(*tree_map(lambda v: v[theirs], (*models, batch, keys)))
+        for crew, own in zip(crews, split([crew.group.size for crew in crews]), strict=True):
+            mine: Any = tree_map(lambda v, crew=crew: v[crew.own], (batch, keys, k))
+            if shares_gradient(crew.group.algo):
+                found = tree_map(lambda v, own=own: v[own], together)
+            else:
+                found = crew.group.gradient(crew.seat.numbers, *_at(crew.seat), *mine[:2])
+            crew.group.move(*crew.seat, *mine, found)
 
     def _head(self, clients: int) -> Head | None:
         """Give the end of the network for so many clients, or None where torch has to see it all.

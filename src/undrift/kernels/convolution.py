@@ -15,7 +15,7 @@ from torch import Tensor
 
 from undrift.kernels import candidates, launches, trials
 from undrift.kernels.problem import Problem, Thin, thin
-from undrift.kernels.tuner import Configuration, configuration, on_device
+from undrift.kernels.tuner import Configuration, as_tuned, configuration, on_device
 
 
 def convolve(p: Problem, x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -123,7 +123,7 @@ def _packed_weights(p: Problem, w: Tensor, mirror: bool) -> Tensor:
 
 def _convolution_config(p: Problem, device: torch.device, mirror: bool) -> Configuration:
     name = "input gradient" if mirror else "convolution"
-    p = p._replace(planes=False)  # where results lie is not what is tuned
+    p = as_tuned(p._replace(planes=False))  # where results lie is not what is tuned
     options = candidates.for_convolution(p)
     return configuration(name, p, device, options, lambda: trials.convolution(p, device, mirror))
 
@@ -167,9 +167,10 @@ def _weight_gradient(
     p: Problem, x: Tensor, whole: Tensor, peaks: Tensor | None, bias_parts: Tensor | None,
     to: Targets,
 ) -> None:  # fmt: skip
-    options = candidates.for_weight_gradient(p)
+    tuned = as_tuned(p)
+    options = candidates.for_weight_gradient(tuned)
     config = configuration(
-        "weight gradient", p, x.device, options, lambda: trials.weight_gradient(p, x.device)
+        "weight gradient", tuned, x.device, options, lambda: trials.weight_gradient(tuned, x.device)
     )
     size = (config["SPLIT"], p.clients, p.outputs, p.taps, p.inputs)
     parts = torch.empty(size, device=x.device)
@@ -192,9 +193,10 @@ def _convolve_thin(
         (p.clients, form.blocks, 2 * form.block, form.depth), dtype=p.operand, device=x.device
     )
     launches.pack_pairs(p, form, _joined_taps(w), _rows(b), weights).run()
-    options = candidates.for_thin(p, form)
+    tuned = as_tuned(p)
+    options = candidates.for_thin(tuned, form)
     config = configuration(
-        "first layer", p, x.device, options, lambda: trials.thin_convolution(p, x.device)
+        "first layer", tuned, x.device, options, lambda: trials.thin_convolution(tuned, x.device)
     )
     launches.thin_convolve(p, form, config, images, weights, y, place).run()
     return images
@@ -204,10 +206,11 @@ def _thin_weight_gradient(
     p: Problem, form: Thin, images: Tensor, g: Tensor, seen: Tensor, peaks: Tensor | None,
     to: Targets,
 ) -> None:  # fmt: skip
-    options = candidates.for_thin_weight_gradient(p, form)
+    tuned = as_tuned(p)
+    options = candidates.for_thin_weight_gradient(tuned, form)
     config = configuration(
-        "first layer's weight gradient", p, g.device, options,
-        lambda: trials.thin_weight_gradient(p, g.device),
+        "first layer's weight gradient", tuned, g.device, options,
+        lambda: trials.thin_weight_gradient(tuned, g.device),
     )  # fmt: skip
     parts = torch.empty(launches.thin_parts(p, form, config), device=g.device)
     last = channels_last(g, p.operand)

@@ -18,7 +18,7 @@ from undrift.kernels.launches import ROUNDING
 from undrift.kernels.problem import TYPES, power
 from undrift.kernels.programs import linear as programs
 from undrift.kernels.trials import largest, relative, some_of
-from undrift.kernels.tuner import Configuration, Launch, Trial, configuration, on_device
+from undrift.kernels.tuner import Configuration, Launch, Trial, as_tuned, configuration, on_device
 
 if interpreted():
     mend()
@@ -85,8 +85,9 @@ def forward(
     """Give y = x w^T + b in the type `result`; `rectify`: of relu(x)."""
     with on_device(x):
         x = x if x.stride(2) == 1 else x.contiguous()
+        q = as_tuned(p)
         config = configuration(
-            "linear", p, x.device, _forward_candidates(p), lambda: _forward_trial(p, x.device)
+            "linear", q, x.device, _forward_candidates(q), lambda: _forward_trial(q, x.device)
         )
         y = torch.empty((p.clients, p.rows, p.outputs), dtype=result, device=x.device)
         for launch in _forward_launches(p, config, x, w, b, y, None, rectify):
@@ -202,6 +203,7 @@ def _outputs(
 
 def _backward_config(p: LinearProblem, device: torch.device, move: bool) -> Configuration:
     name, trial = ("linear step", _step_trial) if move else ("linear backward", _backward_trial)
+    p = as_tuned(p)
     return configuration(name, p, device, _backward_candidates(p), lambda: trial(p, device))
 
 
@@ -244,8 +246,9 @@ def _backward_candidates(p: LinearProblem) -> list[Configuration]:
 def add_rows(p: LinearProblem, g: Tensor, w: Tensor, y: Tensor, scale: float) -> None:
     """Add scale * g w to y [C, R, in], where it lies."""
     with on_device(g):
+        q = as_tuned(p)
         config = configuration(
-            "added rows", p, g.device, _adding_candidates(p), lambda: _adding_trial(p, g.device)
+            "added rows", q, g.device, _adding_candidates(q), lambda: _adding_trial(q, g.device)
         )
         _adding_launch(p, config, g.contiguous(), w, y, scale).run()
 
@@ -288,9 +291,10 @@ def rebuild(p: LinearProblem, g: Tensor, x: Tensor, start: Tensor, w: Tensor, sc
     g [C, R, out] and x [C, R, in] have two bytes a number.
     """
     with on_device(g):
+        q = as_tuned(p)
         config = configuration(
-            "rebuilt weights", p, g.device, _rebuilding_candidates(p),
-            lambda: _rebuilding_trial(p, g.device),
+            "rebuilt weights", q, g.device, _rebuilding_candidates(q),
+            lambda: _rebuilding_trial(q, g.device),
         )  # fmt: skip
         _rebuilding_launch(p, config, g, x, start, w, scale).run()
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,11 +28,25 @@ chosen: dict[str, Configuration] = {}  # by kernel, problem and device
 timings: dict[str, list[Timing]] = {}  # of all candidates, the fastest first
 
 _hurried: list[bool] = []
+_crowds: list[int] = []
 
 SMALL = 3e8  # operations that are over before a launch is: not worth a choice
 TOLERANCE = {"float32": 1e-5, "tf32": 2e-3, "fp16": 2e-3, "bf16": 1e-2}
 REPEATS = 7
 NEAR = 2.0  # times larger or smaller, where what is best for one problem is for the other
+
+
+class Cohort(Protocol):
+    """A problem of some clients."""
+
+    @property
+    def clients(self) -> int:
+        """How many."""
+
+    def _replace(self, *, clients: int) -> Self: ...
+
+
+P = TypeVar("P", bound=Cohort)
 
 
 class Timing(NamedTuple):
@@ -150,6 +164,26 @@ def in_a_hurry() -> Iterator[None]:
         yield
     finally:
         _hurried.pop()
+
+
+@contextmanager
+def in_a_crowd(size: int) -> Iterator[None]:
+    """Choose for a device on which so many calls like these run at once."""
+    _crowds.append(size)
+    try:
+        yield
+    finally:
+        _crowds.pop()
+
+
+def as_tuned(problem: P) -> P:
+    """Give the problem to choose a configuration for: all clients that share the device.
+
+    A small cohort alone needs many small programs to fill it; in a crowd they cost more.
+    """
+    if not _crowds:
+        return problem
+    return problem._replace(clients=problem.clients * _crowds[-1])
 
 
 def _hurried_choice(key: str, trial: Callable[[], Trial]) -> Configuration:

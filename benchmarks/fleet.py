@@ -27,8 +27,8 @@ import undrift as fl
 from rounds import operations, profile, wait
 from undrift import models
 from undrift.data.partitions import DirichletClass
+from undrift.experiment.environment import commit
 from undrift.fleet import Fleet
-from undrift.papers.entries import commit
 
 CLIENTS = ("sgd", "prox", "scaf", "nova")
 SERVERS = ("sgd", "adam", "adagrad", "yogi")

@@ -34,7 +34,7 @@ from undrift.core.task import Batch
 from undrift.engines import device_round
 from undrift.engines.examples import look_up
 from undrift.engines.graphs import Piece, graph_pool
-from undrift.papers.entries import commit
+from undrift.experiment.environment import commit
 
 
 class Work(NamedTuple):

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 import undrift as fl
-from undrift.papers.entries import commit
+from undrift.experiment.environment import commit
 
 RESULTS = Path(__file__).parent / "results"
 POOL = 20_000  # distinct examples

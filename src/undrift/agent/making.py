@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from undrift.agent.judging import evaluate
 from undrift.agent.settings import AgentSettings, load_agent
 from undrift.agent.training import FREE, Told, Training
-from undrift.experiment.environment import environment
+from undrift.experiment.environment import commit, environment
 from undrift.experiment.folder import RunFolder
 from undrift.experiment.spec import Experiment
 from undrift.rules.policy import decode_policy, encode_policy
@@ -40,7 +41,9 @@ def _made(
     where = environment(training.episodes.trainers[0].engine.device, len(training.history))
     if not training.run(told, stop):
         return None
+    started = time.perf_counter()
     scores = evaluate(experiment, settings, training.layers())
+    judging = time.perf_counter() - started
     about = {
         "name": experiment.name,
         "agent": {n: v for n, v in settings.table().items() if n not in FREE},
@@ -50,10 +53,12 @@ def _made(
     record = {
         "digest": decode_policy(data, "policy").digest,
         "command": where["command"],
+        "commit": commit(),
         "environment": where,
         "agent": settings.table(),
         "experiment": experiment.to_table(),
         "evaluation": {way: score.table() for way, score in scores.items()},
+        "judging_seconds": judging,
         "rollouts": training.history,
     }
     disk.write_atomically(out / POLICY, [data])

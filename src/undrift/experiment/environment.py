@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,8 @@ import numpy
 import torch
 
 from undrift.version import __version__
+
+COMMIT = "UNDRIFT_COMMIT"  # names the commit where the source has no git folder
 
 
 def environment(device: torch.device, round: int) -> dict[str, Any]:
@@ -32,6 +35,22 @@ def environment(device: torch.device, round: int) -> dict[str, Any]:
         "device": str(device),
         "gpu": gpu,
     }
+
+
+def commit() -> str | None:
+    """Name the commit that the source is at; "+" marks changes since."""
+    if os.environ.get(COMMIT):
+        return os.environ[COMMIT]
+    here = Path(__file__).parent
+    try:
+        told = [
+            subprocess.run(["git", "-C", str(here), *what], capture_output=True, text=True,
+                           timeout=10, check=True).stdout.strip()
+            for what in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", str(here.parent)])
+        ]  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return told[0] + ("+" if told[1] else "")
 
 
 def _program(path: str) -> str:

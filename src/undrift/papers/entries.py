@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import json
-import os
 import platform
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from undrift.experiment.environment import commit
 from undrift.experiment.family import Setting
 from undrift.experiment.folder import RunFolder
 from undrift.experiment.history import History
@@ -24,7 +23,6 @@ from undrift.sources import Info
 from undrift.state.disk import make_directory, write_atomically
 
 Entry = dict[str, Any]
-COMMIT = "UNDRIFT_COMMIT"  # names the commit where the source has no git folder
 
 
 class About:
@@ -84,22 +82,6 @@ class About:
         if fresh > 0:
             self._write({**known, "written": total})
         return fresh
-
-
-def commit() -> str | None:
-    """Name the commit that the source is at; "+" marks changes since."""
-    if os.environ.get(COMMIT):
-        return os.environ[COMMIT]
-    here = Path(__file__).parent
-    try:
-        told = [
-            subprocess.run(["git", "-C", str(here), *what], capture_output=True, text=True,
-                           timeout=10, check=True).stdout.strip()
-            for what in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", str(here.parent)])
-        ]  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return told[0] + ("+" if told[1] else "")
 
 
 def cell_entries(

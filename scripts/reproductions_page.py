@@ -34,8 +34,9 @@ and which hold more: every seed, every column, the curves, versions and device
 
 Accuracies are in %, mean ± standard deviation over our seeds. A difference in **bold** is more than
 three times the larger of the paper's deviation and ours (ours alone where the paper prints none).
-Rounds to a target are those of the median run (of two the faster), in brackets those of the mean
-curve; `> n` is never.
+Rounds to a target are those of the median run (of an even number the faster of the two in the
+middle; one that never comes there counts as the slowest), in brackets those of the mean curve;
+`> n` is never.
 Times are of the clock; most of these runs shared their card with others.
 """
 

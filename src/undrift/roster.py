@@ -14,7 +14,16 @@ from undrift.arguments import able
 from undrift.core.random import Seeds
 from undrift.core.rule import ClientInfo
 from undrift.core.transfer import send
-from undrift.data import Cohort, Everyone, Federation, LocalWork, Population, Sampler, Work
+from undrift.data import (
+    Cohort,
+    Everyone,
+    Explicit,
+    Federation,
+    LocalWork,
+    Population,
+    Sampler,
+    Work,
+)
 from undrift.engines.engine import Assignment
 from undrift.engines.sums import summing_order
 from undrift.errors import ConfigError, DataError
@@ -93,6 +102,18 @@ class Roster:
             order = torch.empty(len(ids), 0, 0, dtype=torch.int64, device=device)
         info = self._info(clients, sizes, [chance[i] for i in ids], round)
         return Assignment(clients, info, order, steps.cpu(), sizes, seed, round, self.work)
+
+    def always_alone(self) -> bool:
+        """Whether every cohort is one client.
+
+        Chances sum to the mean size of a cohort, which is 1 only so: no cohort is empty.  False
+        where somebody else's sampler does not tell them.
+        """
+        if isinstance(self.sampler, Explicit):  # its chances may be left out
+            return all(len(ids) == 1 for ids in self.sampler.rounds)
+        if not hasattr(self.sampler, "probability"):
+            return False
+        return float(np.sum(self.sampler.probability(self._population(0)))) <= 1 + 1e-9
 
     def _population(self, round: int) -> Population:
         """Tell who has examples in a round; the same object as long as nothing changes."""

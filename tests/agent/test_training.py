@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import undrift as fl
-from undrift.agent import AgentSettings, load_agent
+from undrift.agent import AgentSettings, Episodes, load_agent
 from undrift.cli import main
 from undrift.core.tree import replace
 from undrift.errors import ChangedExperiment, CheckpointError, ConfigError
@@ -79,6 +79,11 @@ def test_episodes_in_which_nobody_would_act_are_refused():
     with pytest.raises(ConfigError, match=r"agent.rounds = 4: with pca = 'rounds' nobody acts"):
         small("algorithm.pca=rounds", "agent.rounds=4")
     small("algorithm.pca=rounds", "agent.rounds=10")
+    alone = ("sampler.use=uniform", "sampler.count=1")
+    with pytest.raises(ConfigError, match=r"^sampler: .* one client.*pca = 'rounds'"):
+        Episodes(*small(*alone), [0, 1])
+    Episodes(*small(*alone, "algorithm.pca=rounds", "agent.rounds=10"), [0])
+    Episodes(*small("sampler.use=bernoulli", "sampler.fraction=0.01"), [0])  # now and then two
 
 
 def test_nobody_else_trains_in_the_same_folder(tmp_path):

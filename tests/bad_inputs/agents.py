@@ -112,6 +112,31 @@ CASES: list[Case] = [
         before=agent,
         needs=RL,
     ),
+    command(
+        AGENTS,
+        "rewards that are all 0",
+        "undrift train-agent my.toml agent.base=1",
+        r"agent\.base = 1: every reward would be 0; give one above 1",
+        before=agent,
+        needs=RL,
+    ),
+    command(
+        AGENTS,
+        "an agent that could never act",
+        "undrift train-agent my.toml sampler.count=1",
+        r"sampler: every cohort is one client.* an agent will never act; "
+        r"ask for cohorts of at least two, or set algorithm\.pca = 'rounds'",
+        before=agent,
+        needs=RL,
+    ),
+    command(
+        AGENTS,
+        "what an agent sees and turns, in the wrong place",
+        "undrift train-agent my.toml algorithm.steering=x",
+        r"algorithm 'fedrl': no setting named 'steering'",
+        before=agent,
+        needs=RL,
+    ),
     setting(
         AGENTS,
         "a policy that is a folder",

@@ -2,11 +2,13 @@
 
 import inspect
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import undrift as fl
+from undrift.data import Cohort
 from undrift.errors import ConfigError, DataError, EmptyRoundError
 from undrift.testing import tiny_task, tiny_world
 
@@ -132,6 +134,42 @@ def test_examples_that_have_arrived_enter_the_weights():
     assert float(trainer.parameters()["bias"]) == pytest.approx((2 - 1) / 3)
     assert [s.size.tolist() for s in seen] == [[2, 1], [20, 10]]
     assert [s.mean_size.tolist() for s in seen] == [[1.5, 1.5], [15, 15]]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "alone"),
+    [
+        (fl.Uniform(count=1), True),
+        (fl.Uniform(fraction=0.1), True),
+        (fl.Uniform(count=2), False),
+        (fl.Bernoulli(0.02), False),
+        (fl.Sequential(1), True),
+        (fl.Sequential(2), False),
+        (fl.Weighted(count=1), True),
+        (fl.Weighted(count=2), False),
+        (fl.Explicit([[0], [3]]), True),
+        (fl.Explicit([[0], [3, 1]], chances=[0.1] * 8), False),  # whatever they say
+        (fl.Everyone(), False),
+    ],
+    ids=repr,
+)
+def test_whether_two_clients_ever_meet(sampler, alone):
+    assert _trainer(sampler=sampler).roster.always_alone() == alone
+
+
+def test_who_is_enrolled_alone_stays_alone():
+    trainer = _trainer(sampler=fl.Everyone(), enrolled=[2])
+    assert trainer.roster.always_alone()
+    trainer.enroll([3])
+    assert not trainer.roster.always_alone()
+
+
+def test_a_sampler_of_somebody_else_may_not_tell_who_meets():
+    class First:
+        def sample(self, seed, round, population):
+            return Cohort(population.ids[:1], np.ones(1))
+
+    assert not _trainer(sampler=First()).roster.always_alone()
 
 
 # ---- results -------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """What does not go together is refused when it is built, with the reason."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -175,6 +177,39 @@ def test_q_fedsgd_takes_one_step():
 def test_settings(build, settings, why):
     with refused(why):
         build(**settings)
+
+
+@pytest.mark.parametrize(
+    ("build", "setting"),
+    [
+        (fl.comfed, "client"),
+        (fl.comfed, "server"),
+        (fl.comfed, "local_momentum"),
+        (fl.comfed, "correction"),
+        (fl.comfed, "mode"),
+        (fl.feddyn, "solver"),
+        (fl.fedadc, "form"),
+        (fl.fednova, "tau_eff"),
+        (fl.fedpd, "start"),
+        (fl.fedrl, "client"),
+        (fl.fedrl, "pca"),
+        (fl.mime, "base"),
+        (fl.mimelite, "base"),
+        (fl.moon, "pool"),
+        (fl.rfedavg_plus, "refresh"),
+        (fl.scaffold, "c_weights"),
+        (fl.scaffold, "correction"),
+        (fl.scaffold, "option"),
+        (fl.slowmo, "buffers"),
+        (fl.vrlsgd, "buffers"),
+        (fl.vrlsgd, "correction"),
+        (fl.fedadam, "bias_correction"),
+    ],
+)
+@pytest.mark.parametrize("value", [["prox"], {}, None])
+def test_a_name_that_is_no_string(build, setting, value):
+    with refused(f"no .* named .*{re.escape(repr(value))}"):
+        build(**{setting: value})
 
 
 def test_a_private_block_as_wide_as_the_output():

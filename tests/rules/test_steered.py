@@ -6,8 +6,10 @@ import torch
 from torch import nn
 
 import undrift as fl
+from experiment.tiny import tiny
 from longhand.cases import above, below
 from undrift.core.tree import replace
+from undrift.experiment.world import build
 from undrift.rules import Policy, Steered, Steering
 from undrift.rules.policy import encode_policy
 from undrift.rules.steered import acted, chosen, principal, sight, standardised
@@ -114,6 +116,18 @@ def test_a_first_cohort_of_one_leaves_it_to_the_next(bold):
     assert first.any() and helm(made).action.any()
     made.round()
     assert torch.equal(helm(made).axis.direction, first)
+
+
+def test_a_policy_that_will_never_act_is_told_when_it_is_built(caplog):
+    fedrl = ("algorithm.use=fedrl", "algorithm.policy=digits")
+    for more in (["sampler.count=3"], ["sampler.count=1", "algorithm.pca=rounds"]):
+        build(tiny(*fedrl, *more))
+    build(tiny("sampler.count=1"))
+    assert not caplog.records
+    build(tiny(*fedrl, "sampler.count=1"))
+    (told,) = caplog.records
+    assert (told.name, told.levelname) == ("undrift", "WARNING")
+    assert "will never act" in told.message and "pca = 'rounds'" in told.message
 
 
 def test_rounds_fit_it_after_ten_of_them_without_actions(bold):

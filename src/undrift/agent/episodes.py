@@ -29,7 +29,7 @@ from undrift.experiment.exam import Exam, Jury, Paper
 from undrift.experiment.spec import Experiment
 from undrift.experiment.world import World, build, make_task
 from undrift.fleet import Fleet, hindrance
-from undrift.rules.steered import Helm, Steered, acted, sight
+from undrift.rules.steered import ALONE, Helm, Steered, acted, sight
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -91,8 +91,10 @@ class Episodes:
             for g in self.games
         ]
         self.rule, self.place = _steered_of(experiment)
-        self._jury = Jury([_exam_of(world, settings) for world in self.worlds], settings.metric)
         self.trainers = [world.trainer for world in self.worlds]
+        if self.rule.pca == "clients" and all(t.roster.always_alone() for t in self.trainers):
+            raise ConfigError(ALONE.format(who="an agent"))
+        self._jury = Jury([_exam_of(world, settings) for world in self.worlds], settings.metric)
         # what cannot share a batch, as clients of the reference engine, trains one by one
         shares = len(self.games) > 1 and not any(map(hindrance, self.trainers))
         self._fleet = Fleet(self.trainers) if shares else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from undrift.experiment.names import make
 from undrift.experiment.spec import Experiment, load
 from undrift.experiment.tables import override, read_table
 from undrift.rules import Mean, Prox, Scaffold, Steered, Steering
+from undrift.rules.choice import choice
 from undrift.rules.local import local_of
 from undrift.rules.policy import shipped_policies
 from undrift.rules.steered import ROUNDS_TO_FIT
@@ -71,9 +73,10 @@ class AgentSettings:
         if self.metric not in ("accuracy", "loss"):
             raise unknown_name("metric", self.metric, ["accuracy", "loss"], "agent.metric")
         _check_target(self.target, self.metric)
+        _check_base(self.base)
         ranges = {
-            "progress": (0, 1), "base": (1, 1e9), "lr": (0, 1), "discount": (0, 1), "gae": (0, 1),
-            "clip": (0, 1), "entropy": (0, 1), "spread": (0.01, 10),
+            "progress": (0, 1), "lr": (0, 1), "discount": (0, 1), "gae": (0, 1), "clip": (0, 1),
+            "entropy": (0, 1), "spread": (0.01, 10),
         }  # fmt: skip
         for name, (low, high) in ranges.items():
             check_number(f"agent.{name}", getattr(self, name), low, high)
@@ -103,6 +106,12 @@ def _check_target(target: Any, metric: str) -> None:
         raise ConfigError(f"agent.target = {target!r}: the {metric} to reach is above 0")
 
 
+def _check_base(base: Any) -> None:
+    check_number("agent.base", base, 1.0, 1e9)
+    if base == 1:
+        raise ConfigError(f"agent.base = {base!r}: every reward would be 0; give one above 1")
+
+
 def steered(
     steering: Steering,
     lr: float | None = None,
@@ -117,10 +126,9 @@ def steered(
 ) -> Algorithm:
     """Build `fedrl` without a policy: it waits, after every round, for somebody to act."""
     clients: dict[str, Any] = {"sgd": (), "prox": (Prox(mu),), "scaf": (Scaffold(),)}
-    if client not in clients:
-        raise unknown_name("client", client, list(clients), "algorithm.client")
+    own = choice("client", client, clients, "algorithm.client")
     rule = Steered(None, server_lr, alpha1, alpha2, tau, pca, steering)
-    return Algorithm((*clients[client], rule), local_of(lr, None), Mean(by_size=False))
+    return Algorithm((*own, rule), local_of(lr, None), Mean(by_size=False))
 
 
 def shipped_agents() -> dict[str, Path]:
@@ -154,7 +162,8 @@ def load_agent(
     found = load({"name": stem, **table, "algorithm": PLACEHOLDER, "label": "agent"})
     if len(found) != 1:
         raise ConfigError("an agent is trained on one experiment: give no lists of values")
-    algorithm = make(steered, {"steering": settings.steering(), **own}, "algorithm 'fedrl'")
+    # what it sees and turns is said in [agent]: `steering` is no setting here
+    algorithm = make(partial(steered, settings.steering()), own, "algorithm 'fedrl'")
     if own.get("pca") == "rounds" and settings.rounds < ROUNDS_TO_FIT:
         raise ConfigError(
             f"agent.rounds = {settings.rounds}: with pca = 'rounds' nobody acts before round "

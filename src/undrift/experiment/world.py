@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -34,8 +35,11 @@ from undrift.experiment.names import (
 from undrift.experiment.sections import Choice, EngineSettings
 from undrift.experiment.shared import dealt_once, resident
 from undrift.experiment.spec import Experiment
+from undrift.rules.steered import ALONE, Steered
 from undrift.sources import Examples, augment
 from undrift.trainer import Trainer
+
+log = logging.getLogger("undrift")
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +111,15 @@ def _build(experiment: Experiment, state_path: Path | None) -> World:
     except TaskError as error:
         assert isinstance(experiment.model, Choice)
         raise prefixed(error, f"model {experiment.model.use!r}") from error
+    _tell_idle(trainer)
     return World(experiment, dealt, trainer, _measure(experiment, dealt, examples, trainer))
+
+
+def _tell_idle(trainer: Trainer) -> None:
+    """Tell of a policy that is given nothing to act on: the run is FedAdam's, and looks well."""
+    policies = [p for p in trainer.algorithm.everything if isinstance(p, Steered) and p.policy]
+    if any(p.pca == "clients" for p in policies) and trainer.roster.always_alone():
+        log.warning("%s", ALONE.format(who="the policy"))
 
 
 def _gpus(engine: EngineSettings) -> float | None:

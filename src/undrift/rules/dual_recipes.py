@@ -9,6 +9,7 @@ from undrift.core.algorithm import Algorithm
 from undrift.core.local import Schedule, Sgd
 from undrift.core.rule import Mean, Rule
 from undrift.errors import ConfigError, unknown_name
+from undrift.rules.choice import choice
 from undrift.rules.compat import (
     AverageOptimizer,
     FedAdmmRestart,
@@ -128,10 +129,7 @@ def vrlsgd(
     buffers.  VRL-SGD-W is a first round of one local step.
     """
     kinds: dict[str, Callable[[], Rule]] = {"gradient": VrlSgd, "post_step": VrlPostStep}
-    if correction not in kinds:
-        raise unknown_name("correction", correction, list(kinds), "vrlsgd")
+    rule = choice("correction", correction, kinds, "vrlsgd")()
     chosen = local_of(lr, local)
     kept: dict[str, tuple[Rule, ...]] = {"reset": (), "average": (AverageOptimizer(chosen),)}
-    if buffers not in kept:
-        raise unknown_name("buffers", buffers, list(kept), "vrlsgd")
-    return Algorithm((kinds[correction](), *kept[buffers]), chosen, UNIFORM)
+    return Algorithm((rule, *choice("buffers", buffers, kept, "vrlsgd")), chosen, UNIFORM)

@@ -11,6 +11,7 @@ from undrift.core.local import HeavyBall, Sgd
 from undrift.core.rule import Aggregate, Mean, Rule
 from undrift.errors import ConfigError, unknown_name
 from undrift.rules.aggregate import Nova
+from undrift.rules.choice import choice
 from undrift.rules.client import (
     Prox,
     Scaffold,
@@ -96,7 +97,7 @@ def scaffold_rule(
         ("literal", "I"): ScaffoldLiteral(),
     }
     choices = inside if correction == "gradient" else after
-    if (mode, option) not in choices:
+    if (mode, option) not in tuple(choices):  # a list is no name, and no key either
         known = [f"mode={m!r}, option={o!r}" for m, o in choices]
         raise unknown_name("SCAFFOLD", f"mode={mode!r}, option={option!r}", known, "scaffold")
     return choices[mode, option]
@@ -172,13 +173,12 @@ def fednova(
         "steps": NovaBySteps,
         "harmonic": NovaHarmonic,
     }
-    if tau_eff not in kinds:
-        raise unknown_name("tau_eff", tau_eff, list(kinds), "fednova")
+    aggregate = choice("tau_eff", tau_eff, kinds, "fednova")
     if not by_size and tau_eff != "path":
         raise ConfigError(f"fednova: tau_eff {tau_eff!r} is weighted by size in that code")
     rules = () if mu is None else (Prox(mu),)
     server = SlowMo(gmf) if gmf else Rule()
-    return Algorithm(rules, local_of(lr, local), kinds[tau_eff](), server)
+    return Algorithm(rules, local_of(lr, local), aggregate(), server)
 
 
 def fedavgm(
@@ -300,10 +300,12 @@ def _comfed_local(lr: float | None, local: Sgd | None) -> Sgd:
 
 def _comfed_momentum(style: str, b: float, beta: Any) -> tuple[Rule, ...]:
     """Take along an average of updates: beta is the server's beta1."""
-    styles = {"none": (), "mimelite": (MomentumMix(b, beta),), "fedadc": (MomentumAdd(b, beta),)}
-    if style not in styles:
-        raise unknown_name("local_momentum", style, list(styles), "comfed")
-    return styles[style]
+    styles: dict[str, tuple[Rule, ...]] = {
+        "none": (),
+        "mimelite": (MomentumMix(b, beta),),
+        "fedadc": (MomentumAdd(b, beta),),
+    }
+    return choice("local_momentum", style, styles, "comfed")
 
 
 def _scaled(taken: tuple[Rule, ...], server: str, settings: dict[str, Any]) -> tuple[Rule, ...]:

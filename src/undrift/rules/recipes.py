@@ -11,6 +11,7 @@ from undrift.core.rule import Mean, Rule
 from undrift.core.tree import replace
 from undrift.errors import ConfigError, unknown_name
 from undrift.rules.adabest import AdaBest
+from undrift.rules.choice import choice
 from undrift.rules.client import Prox, Scaffold
 from undrift.rules.compat import AverageOptimizer, KeepOptimizer, MoonRounds, QFairFree
 from undrift.rules.contrast import Moon
@@ -136,9 +137,8 @@ def rfedavg_plus(
     authors' code, which is `compat.RFedAvgPlusAtStart`.
     """
     kinds: dict[str, type[RFedAvgPlus]] = {"cohort": RFedAvgPlus, "all": RFedAvgPlusAll}
-    if refresh not in kinds:
-        raise unknown_name("refresh", refresh, list(kinds), "rfedavg_plus")
-    rule = kinds[refresh](strength, noise, include_self, _few(single_batch, noise))
+    kind = choice("refresh", refresh, kinds, "rfedavg_plus")
+    rule = kind(strength, noise, include_self, _few(single_batch, noise))
     return Algorithm((rule,), local_of(lr, local), Mean(by_size))
 
 
@@ -157,9 +157,7 @@ def moon(
     `pool` "rounds" keeps the last rounds' models, as the authors' code does.
     """
     kinds: dict[str, Callable[..., Rule]] = {"participations": Moon, "rounds": MoonRounds}
-    if pool not in kinds:
-        raise unknown_name("pool", pool, list(kinds), "moon")
-    rule = kinds[pool](mu, temperature, stored)
+    rule = choice("pool", pool, kinds, "moon")(mu, temperature, stored)
     return Algorithm((rule,), local_of(lr, local), Mean(by_size))
 
 
@@ -201,9 +199,8 @@ def slowmo(
         "keep": (KeepOptimizer(chosen),),
         "average": (AverageOptimizer(chosen),),
     }
-    if buffers not in kinds:
-        raise unknown_name("buffers", buffers, list(kinds), "slowmo")
-    return Algorithm(kinds[buffers], chosen, UNIFORM, SlowMo(beta, server_lr))
+    rules = choice("buffers", buffers, kinds, "slowmo")
+    return Algorithm(rules, chosen, UNIFORM, SlowMo(beta, server_lr))
 
 
 def fedadc(
@@ -263,9 +260,7 @@ def _base(name: str, beta: float, beta2: float, eps: float, corrected: bool) -> 
         "trace": lambda: Trace(beta),
         "adam": lambda: EmaAdam(beta, beta2, eps, corrected),
     }
-    if name not in bases:
-        raise unknown_name("base", name, list(bases), "mime")
-    return bases[name]()
+    return choice("base", name, bases, "mime")()
 
 
 def fedamsgrad(
@@ -297,14 +292,13 @@ def fedrl(
     """FedRL: FedAdam whose moments a trained policy steers; uniform weights.
 
     `policy` is the name of a shipped one or a file of `undrift train-agent`.  `client` "prox" is
-    ProxRL (with `mu`), "scaf" ScafRL.
+    ProxRL, "scaf" ScafRL; only "prox" reads `mu`.
     """
     clients: dict[str, tuple[Rule, ...]] = {"sgd": (), "prox": (Prox(mu),), "scaf": (Scaffold(),)}
-    if client not in clients:
-        raise unknown_name("client", client, list(clients), "fedrl")
+    own = choice("client", client, clients, "fedrl")
     chosen = policy if isinstance(policy, Policy) else policy_named(policy)
     rule = Steered(chosen, server_lr, alpha1, alpha2, tau, pca, chosen.agent.steering)
-    return Algorithm((*clients[client], rule), local_of(lr, local), UNIFORM)
+    return Algorithm((*own, rule), local_of(lr, local), UNIFORM)
 
 
 __all__ = [

@@ -20,6 +20,10 @@ from undrift.rules.server import adam
 ROUNDS_TO_FIT = 10  # of `pca = "rounds"`
 FARTHEST = 10.0  # where the state is cut off
 SQUARINGS = 40  # 2^40 power iterations: exact unless two eigenvalues agree in 11 digits
+ALONE = (  # of cohorts that never have two clients
+    "sampler: every cohort is one client, and one row has no direction: with pca = 'clients' "
+    "{who} will never act; ask for cohorts of at least two, or set algorithm.pca = 'rounds'"
+)
 
 
 class Axis(NamedTuple):

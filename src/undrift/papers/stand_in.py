@@ -41,7 +41,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 def few(of: str, examples: int = 120, settings: str = "") -> Examples:
-    """Take the first examples of a data set, or random ones of its shape.
+    """Take a few examples of a data set, or random ones of its shape.
 
     `settings` are the data set's own, as NAME=VALUE with commas between.
     """
@@ -67,21 +67,43 @@ def _read(settings: str) -> dict[str, Any]:
 
 
 def _cut(whole: Examples, examples: int) -> Examples:
-    """Keep the first examples; people keep theirs, as many people as that takes."""
+    """Keep a few examples that can be dealt as all can: of every class alike, or of few people."""
+    train = _few_rows(whole.train_y, whole.train_clients, whole.classes, examples)
+    test = _few_rows(whole.test_y, whole.test_clients, whole.classes, TEST)
 
-    def first(values: Tensor | None, count: int) -> Tensor | None:
-        return None if values is None else values[:count]
+    def kept(values: Tensor | None, rows: Tensor) -> Tensor | None:
+        return None if values is None else values[rows]
 
-    train, test = min(examples, len(whole.train_x)), min(TEST, len(whole.test_x))
     return replace(
         whole,
-        train_x=whole.train_x[:train],
-        train_y=whole.train_y[:train],
-        test_x=whole.test_x[:test],
-        test_y=whole.test_y[:test],
-        train_clients=first(whole.train_clients, train),
-        test_clients=first(whole.test_clients, test),
+        train_x=whole.train_x[train],
+        train_y=whole.train_y[train],
+        test_x=whole.test_x[test],
+        test_y=whole.test_y[test],
+        train_clients=kept(whole.train_clients, train),
+        test_clients=kept(whole.test_clients, test),
     )
+
+
+def _few_rows(labels: Tensor, owners: Tensor | None, classes: int, count: int) -> Tensor:
+    if owners is not None:
+        people = owners.unique()[:CLIENTS]
+        rows = torch.isin(owners, people).nonzero().flatten()
+        return rows[_in_turns(owners[rows], count)]
+    return _in_turns(labels, count) if classes else torch.arange(min(count, len(labels)))
+
+
+def _in_turns(groups: Tensor, count: int) -> Tensor:
+    """Choose the first of every group, then the second ones, ...: so many in all, ascending.
+
+    >>> _in_turns(torch.tensor([7, 7, 7, 2, 2, 9]), 4).tolist()
+    [0, 1, 3, 5]
+    """
+    _, codes, sizes = groups.unique(return_inverse=True, return_counts=True)
+    starts = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+    turns = torch.empty_like(codes)
+    turns[codes.argsort(stable=True)] = torch.arange(len(codes)) - starts
+    return turns.argsort(stable=True)[:count].sort().values
 
 
 def stand_in(of: str, examples: int, settings: Mapping[str, Any]) -> Examples:

@@ -137,11 +137,11 @@ def test_time_that_is_over_leaves_unfinished_records_and_goes_on(small, monkeypa
     (one,) = read_records(small / "records/shortened/small.json")["cells"]
     assert (one["kind"], one["method"], one["differs"]) == ("unfinished", "fedavg", None)
     assert one["rounds"] == 2
-    made = reproduce(settings, Options(), *place, jobs=1)
+    made = reproduce(settings, Options(), *place, jobs=1).entries
     assert [e["kind"] for e in made] == ["full", "full"]
     assert not read_records(small / "records/shortened/small.json")["cells"]
     again = reproduce(settings, Options(), small / "other", small / "other-records", jobs=1)
-    assert [e["ours"]["each"] for e in again] == [e["ours"]["each"] for e in made]
+    assert [e["ours"]["each"] for e in again.entries] == [e["ours"]["each"] for e in made]
 
 
 def test_on_a_device_settings_of_one_kind_of_work_are_one_batch(small, monkeypatch):
@@ -233,6 +233,45 @@ def test_what_cannot_be_is_refused(small, capsys, arguments, says):
     assert main([*FAST, *arguments]) == 2
     assert says in capsys.readouterr().err
     assert not (small / "reproductions").exists()
+
+
+def test_a_setting_that_fails_stops_no_other_and_is_told_at_the_end(small, capsys):
+    crowded = """
+[part.crowded]
+title = "crowded"
+partition = { use = "iid", clients = 1000 }
+
+[[setting]]
+parts = ["crowded"]
+cells = { fedavg = [50.0, 1.0, 1, ">4"], fedprox = [60.0, 1.0, 2, ">4"] }
+"""
+    file = small / "papers/small.toml"
+    file.write_text(file.read_text() + crowded)
+    assert main([*FAST, "small", "--only", "FedAvg"]) == 2  # though all three are one group
+    shown = capsys.readouterr()
+    assert shown.err.splitlines()[-1].startswith("undrift: small-crowded failed: 2 of 6 runs")
+    assert "108 examples cannot give 1000 clients one each" in shown.err
+    assert "small: 2 of 6 cells have a full record" in shown.out
+    assert {s for s, _ in cells(small / "reproductions/small.json")} == {"small-slow", "small-fast"}
+
+
+def test_settings_without_data_are_left_out_and_told(small, capsys, monkeypatch):
+    absent = """
+[part.absent]
+title = "absent"
+data = { use = "mnist" }
+partition = { use = "iid", clients = 6 }
+
+[[setting]]
+parts = ["absent"]
+cells = { fedavg = [50.0, 1.0, 1, ">4"], fedprox = [60.0, 1.0, 2, ">4"] }
+"""
+    file = small / "papers/small.toml"
+    file.write_text(file.read_text() + absent)
+    monkeypatch.setenv("UNDRIFT_DATA", str(small / "no-data"))
+    assert main([*FAST, "small", "--only", "FedAvg"]) == 0
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("undrift: small-absent left out: ") and "data get mnist" in last
 
 
 def test_the_list_counts_full_records(small, capsys):

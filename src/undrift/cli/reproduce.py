@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from undrift.cli.common import Commands, finite, listening
+from undrift.cli.common import Commands, finite, listening, printable
 from undrift.core.precision import PRECISIONS
 from undrift.errors import ConfigError, unknown_name
 from undrift.experiment.comparison import aligned
@@ -73,19 +74,17 @@ def do_reproduce(chosen: argparse.Namespace) -> int:
     total = sum(len(experiments_of(setting, options)) for setting in settings)
     jobs = 1 if chosen.tiny and chosen.jobs is None else chosen.jobs
     with listening(chosen, out, total) as listeners:
-        entries = reproduce(
+        entries, failures = reproduce(
             settings, options, out, records,
             minutes=chosen.minutes, jobs=jobs, listeners=listeners,
         )  # fmt: skip
-    _show(entries)
-    for one in best_of([e for e in entries if e["kind"] != UNFINISHED]):
-        print(told(one))
-    for family in dict.fromkeys(setting.family for setting in settings):
-        figure = is_figure(family)
-        done, cells = counts(records, figure)[family]
-        what = "curves" if figure else "cells"
-        print(f"{family}: {done} of {cells} {what} have a full record in {records}")
-    return 0
+    if entries or not failures:
+        _show(entries)
+        _show_counts(settings, records)
+    for failure in failures:  # the last thing that is read
+        print(f"undrift: {printable(str(failure))}", file=sys.stderr)
+    fine = all(failure.no_data for failure in failures) and (entries or not failures)
+    return 0 if fine else 2
 
 
 def _options(chosen: argparse.Namespace, settings: Sequence[Setting]) -> Options:
@@ -129,6 +128,17 @@ def _show(entries: Sequence[dict[str, Any]]) -> None:
     print("\n".join(aligned(rows)))
     if any(one["kind"] == UNFINISHED for one in entries):
         print("unfinished cells go on when the same command is run again")
+    for one in best_of([e for e in entries if e["kind"] != UNFINISHED]):
+        print(told(one))
+
+
+def _show_counts(settings: Sequence[Setting], records: Path) -> None:
+    """Print how much of each table has been recorded."""
+    for family in dict.fromkeys(setting.family for setting in settings):
+        figure = is_figure(family)
+        done, cells = counts(records, figure)[family]
+        what = "curves" if figure else "cells"
+        print(f"{family}: {done} of {cells} {what} have a full record in {records}")
 
 
 def _rounds(count: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from undrift.errors import DataError, UndriftError
 from undrift.experiment.batch import OutOfTime, run_together
@@ -21,11 +21,32 @@ from undrift.experiment.world import device_named, load_data
 from undrift.papers.entries import About, cell_entries
 from undrift.papers.plan import Group, Options, groups
 from undrift.papers.records import UNFINISHED, Entry, place_of, put, read_records
+from undrift.sources import Info
 
 log = logging.getLogger("undrift")
 CHECKPOINT_SECONDS = 300.0  # on a device, where a batch may hold gigabytes of client states
 
 Stop = Callable[[], bool]
+
+
+class Failure(NamedTuple):
+    """Settings that could not be run to their ends, and why."""
+
+    settings: list[str]
+    error: UndriftError
+    no_data: bool  # nothing was tried: the data cannot be loaded
+
+    def __str__(self) -> str:
+        names, more = ", ".join(self.settings[:3]), len(self.settings) - 3
+        names += f" and {more} more" if more > 0 else ""
+        return f"{names} {'left out' if self.no_data else 'failed'}: {self.error}"
+
+
+class Reproduced(NamedTuple):
+    """What one call has made."""
+
+    entries: list[Entry]
+    failures: list[Failure]
 
 
 def reproduce(
@@ -37,46 +58,61 @@ def reproduce(
     minutes: float | None = None,
     jobs: int | None = None,
     listeners: Sequence[Listener] = (),
-) -> list[Entry]:
-    """Run the cells of some settings; gives the records of this call.
+) -> Reproduced:
+    """Run the cells of some settings; gives the records of this call, and what failed.
 
-    After `minutes` everything is saved between two rounds; the same call goes on.  Settings whose
-    data are not there are left out, with a warning, unless nothing else is left.
+    After `minutes` everything is saved between two rounds; the same call goes on.  A setting that
+    fails, or whose data are not there, does not stop the others.
     """
     end = None if minutes is None else time.monotonic() + 60 * minutes
     stop: Stop = lambda: end is not None and time.monotonic() >= end  # noqa: E731
     for setting in settings:  # a damaged file is better found before hours of training
         for kind in (UNFINISHED, options.kind(setting)):
             read_records(place_of(records, setting.family, kind))
-    entries: list[Entry] = []
-    failed: list[UndriftError] = []
+    made = Reproduced([], [])
     planned = groups(settings, options, out)
     for group in planned:
         if stop():
             break
         try:
-            _run_group(group, options, stop, jobs, listeners)
-        except UndriftError as error:
-            failed.append(error)
-            if len(planned) > 1:  # else it is raised
-                log.warning("%s: %s", ", ".join(s.name for s in group.settings), error)
+            failure = _try_group(group, stop, jobs, listeners)
         finally:  # Ctrl-C too leaves records of what is complete
-            entries += _write(group, options, records)
-    if failed and (not entries or not all(isinstance(e, DataError) for e in failed)):
-        raise failed[0]
-    return entries
+            made.entries.extend(_write(group, options, records))
+        if failure is not None:
+            made.failures.append(failure)
+            if len(planned) > 1:  # hours may pass before all of them are told
+                log.warning("%s", failure)
+    return made
 
 
 # ------------------------------------------------------------------------------------- running
-def _run_group(
-    group: Group, options: Options, stop: Stop, jobs: int | None, listeners: Sequence[Listener]
-) -> None:
+def _try_group(
+    group: Group, stop: Stop, jobs: int | None, listeners: Sequence[Listener]
+) -> Failure | None:
     left = [task for task in group.all_tasks if not _complete(task)]
     if not left:
-        return
+        return None
+    info: Info | None = None
+    try:
+        info = load_data(left[0].experiment.data).info
+        _run_group(group, left, info, stop, jobs, listeners)
+    except UndriftError as error:
+        tasks = group.tasks.items()
+        names = [name for name, own in tasks if not all(_complete(task) for task in own)]
+        return Failure(names, error, no_data=info is None and isinstance(error, DataError))
+    return None
+
+
+def _run_group(
+    group: Group,
+    left: Sequence[Task],
+    info: Info,
+    stop: Stop,
+    jobs: int | None,
+    listeners: Sequence[Listener],
+) -> None:
     data = left[0].experiment.data
     verified = isinstance(data, str) or data.table().get("verify", True)
-    info = load_data(data).info
     before = {task.folder: len(history_of(task)) for task in left}
     for tasks in group.tasks.values():
         begun: dict[str, bool] = {}

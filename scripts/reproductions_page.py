@@ -44,10 +44,16 @@ Times are of the clock; most of these runs shared their card with others.
 def page() -> str:
     """Write the page."""
     names = sorted(paper_files(), key=is_figure)
-    parts = [INTRODUCTION, overview(), claims(), figures()]
+    parts = [INTRODUCTION, overview(), claims(), figures(), left_out()]
     parts += [section(family) for family in names]
     parts.append(counted())
     return "\n".join(part.strip("\n") + "\n" for part in parts)
+
+
+def left_out() -> str:
+    """Say what was not run, and what it would take: written by hand."""
+    notes = RECORDS / "left-out.md"
+    return f"## What was left out\n\n{notes.read_text('utf-8')}" if notes.is_file() else ""
 
 
 def overview() -> str:

@@ -13,3 +13,17 @@ if not torch.cuda.is_available():
 def traced(monkeypatch):
     """Record the algebra as a device does, though nothing is compiled."""
     monkeypatch.setattr("undrift.engines.fused.TRACES", True)
+    monkeypatch.setattr("undrift.engines.fused.make_fx", _quick_make_fx)
+
+
+def _quick_make_fx(function):
+    """Trace with one fake mode: torch makes one per operation, and reads the whole stack for it."""
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def trace(*values):
+        with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+            return make_fx(function)(*values)
+
+    return trace

@@ -172,14 +172,14 @@ def test_half_precision_holds_what_is_remembered(size):
     rate, extent = 1e-4, Extent(1, CLIENTS, STEPS, BATCH)
     made = {}
     for dtype in (torch.float64, torch.float32):
-        task = Task.build(lambda: nn.Linear(512, 40), seed=0, dtype=dtype)
+        task = Task.build(lambda: nn.Linear(128, 40), seed=0, dtype=dtype)
         task.seam = Seam("fp16")
         made[dtype] = Histories.for_task(task, Sgd(lr=rate), extent, torch.device("cpu"), least=0)
-    x = size * (1 + torch.rand((STEPS, CLIENTS, BATCH, 512), generator=source))
+    x = size * (1 + torch.rand((STEPS, CLIENTS, BATCH, 128), generator=source))
     g = torch.randn((STEPS, CLIENTS, BATCH, 40), generator=source)
     results = {}
     for dtype, histories in made.items():
-        layer, w = histories.layers[""], torch.zeros((CLIENTS, 512 * 40 + 40), dtype=dtype)
+        layer, w = histories.layers[""], torch.zeros((CLIENTS, 128 * 40 + 40), dtype=dtype)
         histories.begin(w[:1])
         start = w[:1].clone()
         for k in range(STEPS):

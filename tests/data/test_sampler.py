@@ -16,7 +16,7 @@ from undrift.data import (
 )
 from undrift.errors import ConfigError, EmptyRoundError
 
-ROUNDS = 4000
+ROUNDS = 1500
 GAPS = Population.of([5, 1, 0, 20, 7, 40, 0, 3, 3, 9])  # ids 0 1 3 4 5 7 8 9
 SAMPLERS = [
     Uniform(count=3),

@@ -92,12 +92,12 @@ def test_lanes_change_no_number(builds, large, monkeypatch, traced):
     """One experiment, plain steps in place, one sentence with other numbers, several sentences."""
     monkeypatch.setattr(copies, "LARGE", large)
     fleet = fl.Fleet([world(build(), seed) for seed, build in enumerate(builds)])
-    fleet.run(3)
+    fleet.run(2)
     lanes = fleet._runner.lanes
     assert lanes is not None and lanes.size < 5 * len(builds)
     for seed, (trainer, build) in enumerate(zip(fleet.trainers, builds, strict=True)):
         alone = world(build(), seed, engine="reference")
-        alone.run(3)
+        alone.run(2)
         wanted = numbers(alone)
         for name, value in numbers(trainer).items():
             assert distance([value], [wanted[name]]) < 1e-12, name

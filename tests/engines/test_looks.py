@@ -55,12 +55,12 @@ BUILDS = [
 def test_lanes_change_no_number(builds):
     """Own probes, shared ones, reviews; one sentence with other numbers; several sentences."""
     fleet = fl.Fleet([world(build(), seed) for seed, build in enumerate(builds)])
-    fleet.run(3)
+    fleet.run(2)
     lanes = fleet._runner.looks.lanes
     assert lanes and all(one.size < 9 * len(builds) / 2 for one in lanes.values())
     for seed, (trainer, build) in enumerate(zip(fleet.trainers, builds, strict=True)):
         alone = world(build(), seed, engine="reference")
-        alone.run(3)
+        alone.run(2)
         agree(alone, trainer)
 
 
@@ -113,10 +113,10 @@ class Elsewhere(ScaffoldGradient):
 def test_gradients_at_the_received_model_are_taken_once(build, known, traced):
     """What rules make of them is traced; one who asks for more is asked as it is."""
     fleet = fl.Fleet([world(build(lr), seed, feature=None) for seed, lr in enumerate((0.05, 0.1))])
-    fleet.run(3)
+    fleet.run(2)
     (lanes,) = fleet._runner.looks.lanes.values()
     assert lanes._add_known.is_plain is not known
     for seed, (trainer, lr) in enumerate(zip(fleet.trainers, (0.05, 0.1), strict=True)):
         alone = world(build(lr), seed, feature=None, engine="reference")
-        alone.run(3)
+        alone.run(2)
         agree(alone, trainer)

@@ -17,7 +17,7 @@ from undrift.core.dense import dense
 from undrift.core.linear import Descent, take_step
 from undrift.core.ops import Pass, prepare
 from undrift.core.task import Task
-from undrift.kernels import linear
+from undrift.kernels import interpreted, linear
 from undrift.kernels.linear import LinearProblem
 from undrift.testing.compare import distance
 
@@ -155,8 +155,9 @@ def test_a_relu_goes_with_the_linear_layer_behind_it():
 
 @pytest.mark.parametrize("precision", ["float32", "fp16", "tf32", "bf16"])
 def test_every_configuration_rectifies(precision, device, monkeypatch):
-    p = LinearProblem(3, 17, 130, 70, precision)
-    if not linear.takes(p, rows_of(3, 70, 130, device=device)):
+    outputs = 40 if interpreted() else 70  # two tiles, the second one cut
+    p = LinearProblem(2, 17, 130, outputs, precision)
+    if not linear.takes(p, rows_of(2, outputs, 130, device=device)):
         pytest.skip("the interpreter does not know bf16")
     x, w, b, g = linear._random(p, device)
     for made in (linear._forward_candidates(p), linear._backward_candidates(p)):

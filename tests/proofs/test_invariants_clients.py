@@ -7,7 +7,7 @@ import undrift as fl
 from longhand.cases import below
 from proofs.bridge import gap, run
 from proofs.common import ALL5, SOME5, equal, unequal
-from rules.needs import NAMED, built, world_for
+from rules.needs import KINDS, built, every, world_for
 from undrift.core.tree import replace
 from undrift.rules.observe import LastModel
 from undrift.testing import tiny_world
@@ -40,7 +40,7 @@ def test_i40_identical_clients_behave_as_one(mlp, name):
             assert all(np.array_equal(first, other[key]) for other in states[1:]), key
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", every(KINDS))
 def test_i41_numbering_the_clients_otherwise_changes_nothing(mlp, name):
     algo, order = built(name, lr=0.05), [3, 0, 5, 1, 4, 2]  # new number of each client
     needs = fl.catalogue()[name].needs
@@ -63,7 +63,7 @@ def tiny(name: str) -> fl.Trainer:
     return fl.Trainer(world.task, world.federation, built(name, lr=0.05), **chosen)
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", every(KINDS))
 def test_i46_a_resumed_run_repeats_every_bit(name, tmp_path):
     straight, first, second = tiny(name), tiny(name), tiny(name)
     sent = [result.floats_down for result in straight.run(5)]

@@ -20,7 +20,10 @@ def cell(client: str, server: str, **more) -> fl.Algorithm:
     return fl.comfed(client, server, **adaptive, **more)
 
 
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize(
+    "server",  # the others are another formula of yogi's rule
+    ["sgd", "yogi", *(pytest.param(s, marks=pytest.mark.slow) for s in ("adam", "adagrad"))],
+)
 def test_i44_cells_that_must_agree(mlp, server):
     b, same = unequal(mlp), equal(mlp)
     plain = run(mlp, SOME5, b, cell("sgd", server))

@@ -151,7 +151,7 @@ def test_i43_adabests_bias_falls_as_beta_grows():
     below("I-43 AdaBest, beta .9 over beta .5", found[2] / found[1], 0.3)
 
 
-@pytest.mark.parametrize("option", ["I", "II"])
+@pytest.mark.parametrize("option", [pytest.param("I", marks=pytest.mark.slow), "II"])
 def test_scaffold_with_half_of_the_clients_reaches_the_optimum(option):
     trainer = trainer_of(fl.scaffold(0.05, option=option), fl.Uniform(count=3))
     trainer.run(110)

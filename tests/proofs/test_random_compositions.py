@@ -78,12 +78,23 @@ def check_trains(made: Composition, plain: fl.Trainer) -> None:
     assert not where, f"{made}: {where}\n{made!r}"
 
 
+# By default every rule alone once, and of the other sentences a fifth in which every part occurs.
+FEW = {True: range(0, CHUNKS, 3), False: range(1, CHUNKS, 5)}
+
+
 @pytest.mark.parametrize(
-    "chunk", [pytest.param(c, marks=pytest.mark.slow if c % 3 else ()) for c in range(CHUNKS)]
+    ("chunk", "alone"),
+    [
+        pytest.param(chunk, alone, marks=() if chunk in few else pytest.mark.slow)
+        for alone, few in FEW.items()
+        for chunk in range(CHUNKS)
+    ],
 )
-def test_a_sentence_trains_alike_in_both_engines_or_is_refused(chunk, caplog):
+def test_a_sentence_trains_alike_in_both_engines_or_is_refused(chunk, alone, caplog):
     caplog.set_level(logging.ERROR, logger="undrift")
     for number in range(chunk, CHUNKS * EACH, CHUNKS):
+        if (number < len(ALONE)) != alone:
+            continue
         try:
             made = composition(number)
             plain = made.trainer("reference")
@@ -95,6 +106,7 @@ def test_a_sentence_trains_alike_in_both_engines_or_is_refused(chunk, caplog):
 
 def test_at_least_half_is_accepted_and_every_part_takes_part():
     kinds, refused, total = Counter(), Counter(), CHUNKS * EACH
+    by_default = set()
     for number in range(total):
         try:
             made = composition(number)
@@ -103,10 +115,14 @@ def test_at_least_half_is_accepted_and_every_part_takes_part():
         except fl.UndriftError as error:
             refused[reason(error)] += 1
             continue
-        kinds.update({type(p) for p in (*made.rules, made.local, made.aggregate, made.server)})
+        own = {type(p) for p in (*made.rules, made.local, made.aggregate, made.server)}
+        kinds.update(own)
+        if number % CHUNKS in FEW[number < len(ALONE)]:
+            by_default |= own
     for name, count in refused.most_common():
         print(f"refused, {name}: {count}")
     print(f"refused: {refused.total()} of {total - len(ALONE)}; trained: {total - refused.total()}")
     assert refused.total() <= total / 2
     rare = [k.__name__ for k in (*RULES, *SERVERS, *LOCALS, *AGGREGATES) if kinds[k] < 3]
     assert not rare
+    assert by_default == kinds.keys()

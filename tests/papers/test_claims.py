@@ -31,8 +31,8 @@ class Folder:
 
     def put(self, setting: str, method: str, value: float | None, **more: Any) -> None:
         ours = {"value": value, "std": 0.1, **more.pop("ours", {})}
-        entry = {"setting": setting, "method": method, "ours": ours, "rounds": 500, **more}
-        self.cells[setting, method] = entry
+        made = {"setting": setting, "method": method, "kind": "full", "rounds": 500, "seeds": [0]}
+        self.cells[setting, method] = {**made, "ours": ours, **more}
 
     def verdicts(self, claims: Any) -> dict[str, str]:
         text = json.dumps({"table": "t", "cells": list(self.cells.values())})

@@ -168,7 +168,12 @@ def test_fewer_seeds_do_not_replace_more(small, caplog):
 
 
 @pytest.mark.parametrize("place", ["small.json", "shortened/small.json"])
-@pytest.mark.parametrize("text", ["{}", '{"cells": [1]}', '{"cells": [{'])
+@pytest.mark.parametrize(
+    "text",
+    ["{}", "null", '{"cells": [1]}', '{"cells": [{', '{"cells": [{}]}',
+     '{"cells": [{"setting": ["a"], "method": "b", "kind": "full", "rounds": 1, "seeds": []}]}',
+     '{"cells": [], "sessions": [{"seconds": 1}]}'],
+)  # fmt: skip
 def test_a_broken_file_of_records_is_found_first_and_not_written_over(small, capsys, place, text):
     path = small / "reproductions" / place
     path.parent.mkdir(parents=True)
@@ -177,6 +182,26 @@ def test_a_broken_file_of_records_is_found_first_and_not_written_over(small, cap
     assert "restore it, or move it away" in capsys.readouterr().err
     assert path.read_text() == text
     assert not (small / "runs").exists()
+
+
+@pytest.mark.parametrize("option", ["--out", "--records"])
+def test_a_folder_that_cannot_be_written_is_found_before_the_training(small, capsys, option):
+    (small / "file").write_text("")
+    assert main([*FAST, "small-slow", option, "file/below"]) == 2
+    assert "a part of this path is a file" in capsys.readouterr().err.lower()
+    assert not list(small.glob("runs/**/rounds.jsonl"))
+
+
+@pytest.mark.parametrize(
+    "text", ["{bad", "[]", '{"seconds": 3, "commits": [], "data": 1, "written": "x"}',
+             '{"seconds": {"fedavg": "x"}, "commits": {"fedavg": 3}}'],
+)  # fmt: skip
+def test_damaged_notes_about_runs_are_begun_anew(small, text):
+    assert main([*FAST, "small-slow", "--rounds", "2"]) == 0
+    (small / "runs/reproduce/small-slow/about.json").write_text(text)
+    assert main([*FAST, "small-slow"]) == 0
+    one = cells(small / "reproductions/small.json")["small-slow", "fedavg"]
+    assert one["data"]["name"] == "synthetic" and one["seconds"] >= 0 and one["commit"]
 
 
 def test_a_record_names_the_commits_that_made_its_rounds(small, monkeypatch):
@@ -225,6 +250,8 @@ def test_what_is_complete_is_no_longer_unfinished(small, monkeypatch):
         (["small", "--minutes", "0"], "leaves no time"),
         (["small", "--precision", "fp8"], "no precision named 'fp8'"),
         (["small", "--seeds", "0"], "--seeds"),
+        (["small", "--jobs", "0"], "--jobs 0"),
+        (["small", "--device", "tpu"], "no device 'tpu'"),
         (["small", "algorithm.lr=0.1,0.2"], "not a sweep"),
         (["small", "rounds=3"], "set by options"),
     ],

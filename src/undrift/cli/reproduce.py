@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from undrift.arguments import known_device
 from undrift.cli.common import Commands, finite, listening, printable
 from undrift.core.precision import PRECISIONS
 from undrift.errors import ConfigError, unknown_name
@@ -22,7 +23,7 @@ from undrift.experiment.family import (
 from undrift.papers import Options, chosen_settings, counts, reproduce
 from undrift.papers.figures import CURVES_OF
 from undrift.papers.plan import experiments_of
-from undrift.papers.records import UNFINISHED, full_cells
+from undrift.papers.records import UNFINISHED, check_place, full_cells
 from undrift.papers.scores import number
 from undrift.papers.tuning import best_of, told
 
@@ -65,12 +66,13 @@ def do_reproduce(chosen: argparse.Namespace) -> int:
     names = [name for name in chosen.names if "=" not in name]
     if not names:
         raise ConfigError(f"reproduce needs a name: one of {', '.join(paper_files())}")
-    if chosen.minutes is not None and chosen.minutes <= 0:
-        raise ConfigError(f"--minutes {chosen.minutes:g} leaves no time: give more than 0")
+    _check(chosen)
     settings = chosen_settings(names)
     options = _options(chosen, settings)
     out = _folder(chosen.out, "--out", TINY_OUT if chosen.tiny else OUT)
     records = _folder(chosen.records, "--records", str(out) if chosen.tiny else RECORDS)
+    check_place(out, "--out")
+    check_place(records, "--records")
     total = sum(len(experiments_of(setting, options)) for setting in settings)
     jobs = 1 if chosen.tiny and chosen.jobs is None else chosen.jobs
     with listening(chosen, out, total) as listeners:
@@ -85,6 +87,16 @@ def do_reproduce(chosen: argparse.Namespace) -> int:
         print(f"undrift: {printable(str(failure))}", file=sys.stderr)
     fine = all(failure.no_data for failure in failures) and (entries or not failures)
     return 0 if fine else 2
+
+
+def _check(chosen: argparse.Namespace) -> None:
+    """Refuse numbers and devices that cannot be."""
+    if chosen.minutes is not None and chosen.minutes <= 0:
+        raise ConfigError(f"--minutes {chosen.minutes:g} leaves no time: give more than 0")
+    if chosen.jobs is not None and chosen.jobs < 1:
+        raise ConfigError(f"--jobs {chosen.jobs}: give the number of runs at a time, 1 or more")
+    if chosen.device not in (None, "auto"):
+        known_device(chosen.device)
 
 
 def _options(chosen: argparse.Namespace, settings: Sequence[Setting]) -> Options:

@@ -32,12 +32,13 @@ class About:
         self.path = folder / "about.json"
 
     def read(self) -> dict[str, Any]:
-        """Read what is known."""
+        """Read what is known; what is damaged is not."""
         try:
             found = json.loads(self.path.read_text("utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             found = {}
-        return found if isinstance(found, dict) else {}
+        known = found.items() if isinstance(found, dict) else ()
+        return {name: value for name, value in known if _sound(name, value)}
 
     def _write(self, values: Mapping[str, Any]) -> None:
         make_directory(self.path.parent)
@@ -82,6 +83,14 @@ class About:
         if fresh > 0:
             self._write({**known, "written": total})
         return fresh
+
+
+def _sound(name: str, value: Any) -> bool:
+    parts = {"seconds": int | float, "commits": list}  # of dictionaries, by method
+    if name in parts:
+        return isinstance(value, dict) and all(isinstance(v, parts[name]) for v in value.values())
+    kinds = {"data": dict, "written": int | float}
+    return isinstance(value, kinds.get(name, object))
 
 
 def cell_entries(

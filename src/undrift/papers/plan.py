@@ -84,9 +84,8 @@ def chosen_settings(names: Sequence[str]) -> list[Setting]:
         some = some or [s for n, s in known.items() if n.startswith(f"{name}-")]
         some = [known[name]] if name in known else some
         if not some:
-            raise unknown_name(
-                "table or setting", name, [*paper_files(), *CURVES_OF, *known], "reproduce"
-            )
+            names = list(dict.fromkeys([*paper_files(), *CURVES_OF, *known]))
+            raise unknown_name("table or setting", name, names, "reproduce")
         found |= {one.name: one for one in some}
     return list(found.values())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ Entry = dict[str, Any]
 LISTS = ("cells", "alternatives", "sessions")
 COUNTED = ("full", "altered")
 UNFINISHED = "unfinished"
+PARTS = {"setting": str, "method": str, "kind": str | None, "rounds": int, "seeds": list}
+SESSION_PARTS = {"kind": str, "seconds": int | float}
 
 
 def place_of(folder: Path, family: str, kind: str) -> Path:
@@ -36,16 +39,29 @@ def read_records(path: Path) -> dict[str, Any]:
         return empty
     try:
         found = json.loads(path.read_text("utf-8"))
-        sound = "cells" in found and all(_is_list(found.get(n, [])) for n in LISTS)
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read ({error}): restore it, or move it away") from error
-    if not sound:
+    if not (isinstance(found, dict) and "cells" in found and all(_sound(found, n) for n in LISTS)):
         raise DataError(f"{path} holds no records of a table: restore it, or move it away")
     return {**empty, **found}
 
 
-def _is_list(entries: Any) -> bool:
-    return isinstance(entries, list) and all(isinstance(one, dict) for one in entries)
+def _sound(records: Mapping[str, Any], name: str) -> bool:
+    """Whether a list has entries that can be counted and replaced."""
+    entries, parts = records.get(name, []), SESSION_PARTS if name == "sessions" else PARTS
+    return isinstance(entries, list) and all(
+        isinstance(one, dict) and all(p in one and isinstance(one[p], t) for p, t in parts.items())
+        for one in entries
+    )
+
+
+def check_place(folder: Path, option: str) -> None:
+    """Refuse a folder that nothing could be written to, before hours of training."""
+    there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not there.is_dir():
+        raise DataError(f"{option} {folder}: a part of this path is a file; choose another folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise DataError(f"{option} {folder}: {there} cannot be written; choose another folder")
 
 
 def write_records(path: Path, records: Mapping[str, Any]) -> None:

@@ -17,7 +17,6 @@ from torch import nn
 import undrift as fl
 from undrift.core.history import Histories
 from undrift.core.seam import Seam
-from undrift.engines import device_round
 from undrift.rules.named import catalogue
 from undrift.testing.compare import distance
 
@@ -36,11 +35,7 @@ NAMES = [
 FAST = ("scaffold", "mime", "fedvra_u", "rfedavg", "fedrl")
 
 
-@pytest.fixture(autouse=True)
-def recorded(monkeypatch):
-    monkeypatch.setattr(Replayed, "recorded", [], raising=False)
-    monkeypatch.setattr(device_round, "Piece", Replayed)
-    return Replayed.recorded
+pytestmark = pytest.mark.usefixtures("recorded")
 
 
 def test_what_an_earlier_recording_may_write_over_is_destroyed(recorded):

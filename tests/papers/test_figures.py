@@ -19,6 +19,7 @@ from undrift.experiment.family import is_figure, paper_files, paper_settings, se
 from undrift.experiment.sections import choice
 from undrift.experiment.spec import load
 from undrift.experiment.world import build
+from undrift.papers import counted
 from undrift.papers.figures import CURVES_OF
 from undrift.papers.plan import Options, chosen_settings, experiments_of, groups
 from undrift.papers.records import counts, read_records
@@ -252,16 +253,33 @@ def test_a_figure_has_curves_and_is_counted_apart(small, capsys, scripts, monkey
 
 
 # ------------------------------------------------------------------------------ counted, pictured
-def test_bytes_and_operations_are_counted(scripts) -> None:
-    costs: Any = importlib.import_module("reproductions_costs")
-    assert costs.means_sent("rFedAvg", 20) == 19 and costs.means_sent("rFedAvg+", 20) == 1
-    assert ["rFedAvg", "cross-silo", "CNN", "19 / 20", "38912 / 56160"] in costs.delta_rows()
+def test_bytes_and_operations_are_counted() -> None:
+    assert counted.means_sent("rFedAvg", 20) == 19 and counted.means_sent("rFedAvg+", 20) == 1
+    assert ["rFedAvg", "cross-silo", "CNN", "19 / 20", "38912 / 56160"] in counted.delta_rows()
     # FedDyn: K (g + ns + nm) + 3 K ns + K nm + n (s + m)
-    assert costs.client_operations(costs.COSTS["FedDyn"], 10, 5) == (10 * (20 + 1), 10 * (10 + 1))
-    assert costs.client_operations(costs.COSTS["AdaBest"], 1, 5) == (11, 6)
-    assert costs.server_operations(costs.COSTS["SCAFFOLD/m"], 1, 10) == (12, 2)
-    assert costs.client_rows()[1][1] == "K g + n (3 K + 2) s + n (K + 2) m"
-    assert costs.server_rows()[0][1] == "n (P) s"
+    dyn, best, scaffold = (counted.COSTS[n] for n in ("FedDyn", "AdaBest", "SCAFFOLD/m"))
+    assert counted.client_operations(dyn, 10, 5) == (10 * (20 + 1), 10 * (10 + 1))
+    assert counted.client_operations(best, 1, 5) == (11, 6)
+    assert counted.server_operations(scaffold, 1, 10) == (12, 2)
+    assert counted.client_rows()[1][1] == "K g + n (3 K + 2) s + n (K + 2) m"
+    assert counted.server_rows()[0][1] == "n (P) s"
+
+
+def test_counted_tables_are_shown_by_name(small, capsys) -> None:
+    assert main(["reproduce", "rfedavg-table3", "adabest-table5"]) == 0
+    out = capsys.readouterr().out
+    assert "rFedAvg, Table III" in out and "19 / 20" in out and "n (P + 3) s" in out
+    assert not (small / "runs").exists() and not (small / "reproductions").exists()
+    assert main(["reproduce", "adabest-table4", "small-slow", "--quiet", "--jobs", "1"]) == 0
+    out = capsys.readouterr().out
+    assert out.index("K g + n") < out.index("small-slow FedAvg")
+    assert main(["reproduce", "--list"]) == 0
+    assert "rfedavg-table3: counted" in capsys.readouterr().out
+    assert main(["reproduce", "--list", "adabest-table4", "small"]) == 0
+    out = capsys.readouterr().out
+    assert "adabest-table4: counted" in out and "small-slow: 2 of 2 cells" in out
+    assert main(["reproduce", "rfedavg-tabel3"]) == 2
+    assert "Did you mean 'rfedavg-table3'" in capsys.readouterr().err
 
 
 def test_neighbours_stay_neighbours(scripts) -> None:

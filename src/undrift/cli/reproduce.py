@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from undrift.experiment.family import (
     settings_of,
 )
 from undrift.papers import Options, chosen_settings, counts, reproduce
+from undrift.papers.counted import COUNTED
 from undrift.papers.figures import CURVES_OF
 from undrift.papers.plan import experiments_of
 from undrift.papers.records import UNFINISHED, check_place, full_cells
@@ -65,9 +67,14 @@ def do_reproduce(chosen: argparse.Namespace) -> int:
         return _list(chosen)
     names = [name for name in chosen.names if "=" not in name]
     if not names:
-        raise ConfigError(f"reproduce needs a name: one of {', '.join(paper_files())}")
+        raise ConfigError(f"reproduce needs a name: one of {', '.join([*paper_files(), *COUNTED])}")
     _check(chosen)
-    settings = chosen_settings(names)
+    settings = chosen_settings([name for name in names if name not in COUNTED])
+    _show_counted(names)
+    return _run(chosen, settings) if settings else 0
+
+
+def _run(chosen: argparse.Namespace, settings: Sequence[Setting]) -> int:
     options = _options(chosen, settings)
     out = _folder(chosen.out, "--out", TINY_OUT if chosen.tiny else OUT)
     records = _folder(chosen.records, "--records", str(out) if chosen.tiny else RECORDS)
@@ -144,6 +151,13 @@ def _show(entries: Sequence[dict[str, Any]]) -> None:
         print(told(one))
 
 
+def _show_counted(names: Sequence[str]) -> None:
+    """Print the tables that need no training."""
+    for one in (COUNTED[name] for name in dict.fromkeys(names) if name in COUNTED):
+        print(textwrap.fill(f"{one.of}, {one.table}: {one.about}", 100))
+        print("\n".join(aligned([one.head, *one.rows()])) + "\n")
+
+
 def _show_counts(settings: Sequence[Setting], records: Path) -> None:
     """Print how much of each table has been recorded."""
     for family in dict.fromkeys(setting.family for setting in settings):
@@ -161,7 +175,8 @@ def _list(chosen: argparse.Namespace) -> int:
     """Print tables, or the settings of some."""
     records = _folder(chosen.records, "--records", RECORDS)
     if chosen.names:
-        for setting in chosen_settings(chosen.names):
+        _list_counted([name for name in chosen.names if name in COUNTED])
+        for setting in chosen_settings([name for name in chosen.names if name not in COUNTED]):
             found = full_cells(records / f"{setting.family}.json")
             done = sum(name == setting.name for name, _ in found)
             title = f"{setting.paper['of']} {setting.paper['table']}, {setting.title}"
@@ -194,3 +209,9 @@ def _list_figures(records: Path) -> None:
     for name, drawn in CURVES_OF.items():
         if all(any(f"{n}-".startswith(f"{s}-") for n in paper_settings()) for s in drawn.settings):
             print(f"{name}: {drawn}")
+    _list_counted(list(COUNTED))
+
+
+def _list_counted(names: Sequence[str]) -> None:
+    for name in names:
+        print(f"{name}: counted, nothing is trained ({COUNTED[name].of}, {COUNTED[name].table})")

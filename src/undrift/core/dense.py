@@ -99,7 +99,9 @@ class _Dense(torch.autograd.Function):
         if g is None or not any(needs):
             return (None,) * 4
         if ctx.remembered:
-            return _remembered(ctx, g, needs[0]), None, None, None
+            by_bias = needs[2] and ctx.how.descent is None
+            slope = g.sum(1, dtype=ctx.dtypes[2]) if by_bias else None
+            return _remembered(ctx, g, needs[0]), None, slope, None
         x, w = ctx.saved_tensors
         if ctx.how.descent is not None:
             return _descended(g, x, w, ctx.bias, ctx.how, needs[0]), None, None, None

@@ -12,6 +12,14 @@ so that, with all slots side by side (X [K*B, in], G [K*B, out], empty ones zero
 and a client's own weights are neither read nor written until its last step is taken.  W0 is shared
 by the clients of an experiment: its products are large ones.  Biases move in place as ever.
 
+Under momentum, control variates, duals, pulls and weight decay a step is linear in more vectors
+than the gradient (engines/linear_chain.py), and the weights are
+
+    W = sum over j of b_j V_j + sum over earlier steps of r * G^T X
+
+V_0 = W0, other V_j are shared by the clients of an experiment (SCAFFOLD's c) or each client's own
+(c_i, a dual); none of them moves in a round.  The few numbers b and r move with every step instead.
+
 Everything lies in buffers that keep their place and nothing is decided on the host, so a step can
 be recorded and replayed.
 
@@ -20,7 +28,7 @@ Letters: S experiments, C clients of each, K steps, B rows of a batch, n = S * m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +37,7 @@ from torch import Tensor, nn
 
 from undrift.core.dense import add_product, multiply
 from undrift.core.precision import operand_type
+from undrift.kernels.problem import Terms
 
 if TYPE_CHECKING:
     from undrift.core.local import Sgd
@@ -55,6 +64,25 @@ class Extent:
         return self.steps * self.batch
 
 
+class Vectors(NamedTuple):
+    """How many vectors a step reads besides the gradient."""
+
+    shared: int = 1  # of an experiment, the received model first
+    own: int = 0  # of each client
+    carried: int = 0  # that a step reads and moves: the model, momentum; 0: nobody counts them
+    in_place: bool = True  # whether layers step on their way back where they do not remember
+
+    @property
+    def passes(self) -> int:
+        """Count how often a step reads or writes a client's weights where they move."""
+        # Layers that step: read going forward, read and written going back.  Else the gradient is
+        # written and read, too; what is shared comes from the cache.
+        return 3 if self.in_place else 4 + 2 * self.carried + self.own
+
+
+PLAIN = Vectors()
+
+
 @dataclass
 class Moves:
     """The learning rates of all slots and where this step writes: the same for every layer."""
@@ -62,6 +90,7 @@ class Moves:
     rates: Tensor  # [S, C, K + 1], -lr in units of `scale`; 0 where nothing is remembered
     scale: float
     slots: Tensor  # [n], among S * C * (K + 1)
+    weights: Tensor | None = None  # [S, C, shared + own], of the vectors; None: of W0 alone, 1
 
 
 class History:
@@ -71,13 +100,24 @@ class History:
     """
 
     def __init__(
-        self, layer: nn.Linear, first: int, precision: str, extent: Extent, moves: Moves
+        self,
+        layer: nn.Linear,
+        first: int,
+        precision: str,
+        extent: Extent,
+        moves: Moves,
+        vectors: Vectors = PLAIN,
     ) -> None:
         kind, device = operand_type(precision, layer.weight.dtype), moves.rates.device
         sizes = (extent.experiments, extent.clients, extent.steps + 1, extent.batch)
         self.precision, self.kind, self.extent, self.moves = precision, kind, extent, moves
         self.columns = slice(first, first + layer.weight.numel())  # of the cohort's matrix
-        self.w0 = torch.zeros((extent.experiments, *layer.weight.shape), dtype=kind, device=device)
+
+        def room(*lead: int) -> Tensor:
+            return torch.zeros((*lead, *layer.weight.shape), dtype=kind, device=device)
+
+        self.shared = room(extent.experiments, vectors.shared)
+        self.own = [room(*sizes[:2]) for _ in range(vectors.own)]
         self.x = torch.zeros((*sizes, layer.in_features), dtype=kind, device=device)
         self.g = torch.zeros((*sizes, layer.out_features), dtype=kind, device=device)
         self.used: bool | None = None  # whether it remembers: known after the first step
@@ -90,17 +130,30 @@ class History:
         self.used = x.shape[1] == self.extent.batch
         return self.used
 
-    def begin(self, w0: Tensor) -> None:
-        """Start from the models w0 [S, P], with nothing remembered."""
-        self.w0.copy_(w0[:, self.columns].view_as(self.w0))
+    def begin(self, w0: Tensor, more: Sequence[Tensor] = (), own: Sequence[Tensor] = ()) -> None:
+        """Start from the models w0 [S, P], with nothing remembered.
+
+        More vectors that are shared are [S, P], those of clients [S, C, P].
+        """
+        for j, vector in enumerate((w0, *more)):
+            self.shared[:, j].copy_(self._of(vector))
+        for held, vector in zip(self.own, own, strict=True):
+            held.copy_(self._of(vector))
         self.x.zero_()  # not by rates of 0: NaN of the last round would survive
         self.g.zero_()
+
+    def _of(self, vectors: Tensor) -> Tensor:
+        """View this layer's weights in vectors [..., P]."""
+        return vectors[..., self.columns].unflatten(-1, self.shared.shape[2:])
 
     def forward(self, x: Tensor, b: Tensor | None, result: torch.dtype) -> tuple[Tensor, Tensor]:
         """Apply the layer to x [n, B, in]; gives y and x in the operand type."""
         operand = x.to(self.kind)
-        y = self._by_start(operand, self.w0.transpose(1, 2))
+        y = self._by_shared(operand)
         for part, held in self._parts(len(x)):
+            for vectors, weight in zip(held.own, held.own_weights, strict=True):
+                found = self._overlap(operand[part], vectors)
+                y[part].addcmul_(found, weight[:, None, None])
             overlap = self._overlap(operand[part], held.x)
             self._add(y[part], self._weighted(overlap, held.rates), held.g)
         if b is None:
@@ -114,48 +167,83 @@ class History:
         """
         g, back = g.to(self.kind), None
         if result is not None:
-            # A narrow result takes the second product on top of the rounded first one: its own
+            # A narrow result takes the other products on top of the rounded first one: its own
             # rounding once more, for half of the memory traffic.
-            back = self._by_start(g, self.w0, result)
+            back = self._back_by_shared(g, result)
             for part, held in self._parts(len(g)):
+                for vectors, weight in zip(held.own, held.own_weights, strict=True):
+                    rows = torch.mul(g[part], weight[:, None, None]).to(self.kind)
+                    self._add_inputs(back[part], rows, vectors, 1.0)
                 overlap = multiply(g[part], held.g.transpose(1, 2), self.precision)
-                self._add_inputs(back[part], self._weighted(overlap, held.rates), held.x)
+                weighted = self._weighted(overlap, held.rates)
+                self._add_inputs(back[part], weighted, held.x, self.moves.scale)
         _write(self.x, x, self.moves.slots)  # last: the weights above are those before the step
         _write(self.g, g, self.moves.slots)
         return back
 
-    def finish(self, w: Tensor, start: Tensor) -> None:
+    def finish(
+        self, w: Tensor, start: Tensor, more: Sequence[Tensor] = (), own: Sequence[Tensor] = ()
+    ) -> None:
         """Write the weights into the cohort's matrix w [S * C, P], from the models start [S, P].
 
         What is there is not read.  A layer that does not remember has moved by itself.
         """
         if self.used is False:
             return
-        own, first = (m[:, self.columns].unflatten(1, self.w0.shape[1:]) for m in (w, start))
-        each = len(w) // len(start)
+        whole, each = self._of(w), len(w) // len(start)
+        first = torch.stack([self._of(v) for v in (start, *more)], 1) if more else None
         for part, held in self._parts(len(w)):
             # no longer shrunk: most rates are then 1, and gradients what they were
             rates, slots = held.rates / SHRUNK, (self.extent.steps, self.extent.batch)
             g = torch.empty_like(held.g)
             torch.mul(held.g.unflatten(1, slots), rates[..., None, None], out=g.unflatten(1, slots))
-            theirs = first[part.start // each : -(-part.stop // each)]
-            self._rebuild(own[part], theirs, g, held.x, self.moves.scale * SHRUNK)
+            some = slice(part.start // each, -(-part.stop // each))
+            theirs = self._of(start)[some, None] if first is None else first[some]
+            wide = [self._of(v.flatten(0, 1))[part] for v in own]
+            terms = Terms(theirs, held.weights, wide, held.own_weights)
+            self._rebuild(whole[part], terms, g, held.x, self.moves.scale * SHRUNK)
 
-    def _rebuild(self, w: Tensor, start: Tensor, g: Tensor, x: Tensor, scale: float) -> None:
-        """Write start [S, out, in] + scale * g^T x into w [n, out, in], n / S clients each."""
-        if self.kind != torch.float64 and _has_kernels(w.device):
+    def _rebuild(self, w: Tensor, terms: Terms, g: Tensor, x: Tensor, scale: float) -> None:
+        """Write all terms + scale * g^T x into w [n, out, in]."""
+        if self.kind != torch.float64 and _has_kernels(w.device) and len(terms.own) <= 1:
             from undrift.kernels import linear
 
             sizes = (len(w), x.shape[1], x.shape[2], g.shape[2])
             problem = linear.LinearProblem(*sizes, self.precision)
             if linear.rebuilds(problem):
-                linear.rebuild(problem, g, x, start, w, scale)
+                linear.rebuild(problem, g, x, terms, w, scale)
                 return
-        w.unflatten(0, (len(start), -1)).copy_(start[:, None])
+        terms.write(w)
         add_product(w, g.transpose(1, 2), x, scale, self.precision)
 
+    def _weights(self, count: int) -> Tensor | None:
+        """Give so many clients' weights of the vectors that are shared, [n, shared]."""
+        if self.moves.weights is None:
+            return None
+        width = count // self.extent.experiments
+        return self.moves.weights[:, :width, : self.shared.shape[1]].flatten(0, 1)
+
+    def _by_shared(self, a: Tensor) -> Tensor:
+        """Multiply everybody's rows [n, B, in] by what their experiment shares, as weighted."""
+        stacked, weights = self.shared.flatten(1, 2), self._weights(len(a))
+        found = self._by_start(a, stacked.transpose(1, 2))
+        if weights is None:
+            return found
+        each = found.unflatten(2, self.shared.shape[1:3])
+        y = each[:, :, 0] * weights[:, :1, None]
+        for j in range(1, weights.shape[1]):
+            y.addcmul_(each[:, :, j], weights[:, j, None, None])
+        return y
+
+    def _back_by_shared(self, g: Tensor, result: torch.dtype) -> Tensor:
+        """Multiply everybody's gradients [n, B, out] likewise."""
+        weights = self._weights(len(g))
+        if weights is not None:
+            g = (g[:, :, None] * weights[:, None, :, None]).to(self.kind).flatten(2)
+        return self._by_start(g, self.shared.flatten(1, 2), result)
+
     def _by_start(self, a: Tensor, w0: Tensor, result: torch.dtype | None = None) -> Tensor:
-        """Multiply everybody's rows by the start of their experiment."""
+        """Multiply everybody's rows by a matrix of their experiment."""
         rows = a.reshape(len(w0), -1, a.shape[2])
         return multiply(rows, w0, self.precision, result).view(*a.shape[:2], -1)
 
@@ -168,15 +256,15 @@ class History:
 
         return linear.forward(problem, rows, held, None, torch.float32)
 
-    def _add_inputs(self, y: Tensor, weighted: Tensor, held: Tensor) -> None:
-        """Add the inputs that are held to y [n, B, in], by weights [n, B, K*B]."""
+    def _add_inputs(self, y: Tensor, weighted: Tensor, held: Tensor, scale: float) -> None:
+        """Add rows [n, K*B, in] that are held to y [n, B, in], by weights [n, B, K*B]."""
         problem = self._problem(y, held)
         if problem is None or not y.is_contiguous():
-            self._add(y, weighted, held)
+            add_product(y, weighted, held, scale, self.precision)
             return
         from undrift.kernels import linear
 
-        linear.add_rows(problem, weighted, held, y, self.moves.scale)
+        linear.add_rows(problem, weighted, held, y, scale)
 
     def _problem(self, rows: Tensor, held: Tensor) -> Any:
         """Describe a product with all slots to the kernels, or give None where they do not run.
@@ -206,18 +294,40 @@ class History:
         """View what some clients remember, in one piece where their memory is."""
         width, steps = count // self.extent.experiments, self.extent.steps
         x, g = (t[:, :width, :steps].flatten(2, 3) for t in (self.x, self.g))
-        rates = self.moves.rates[:, :width, :steps]
+        rates, own = self.moves.rates[:, :width, :steps], [v[:, :width] for v in self.own]
+        shown = None if self.moves.weights is None else self.moves.weights[:, :width]
         if self.extent.experiments == 1 or width == self.extent.clients:
-            yield slice(0, count), _Held(*(t.flatten(0, 1) for t in (x, g, rates)))
+            flat = [t.flatten(0, 1) for t in (x, g, rates, *own)]
+            weights = None if shown is None else shown.flatten(0, 1)
+            yield slice(0, count), self._held(flat, weights)
             return
         for e in range(self.extent.experiments):
-            yield slice(e * width, (e + 1) * width), _Held(x[e], g[e], rates[e])
+            part, one = slice(e * width, (e + 1) * width), [t[e] for t in (x, g, rates, *own)]
+            yield part, self._held(one, None if shown is None else shown[e])
+
+    def _held(self, tensors: list[Tensor], weights: Tensor | None) -> _Held:
+        x, g, rates, *own = tensors
+        if weights is None:
+            return _Held(x, g, rates, None, [], [])
+        shared = self.shared.shape[1]
+        return _Held(x, g, rates, weights[:, :shared], own, list(weights[:, shared:].unbind(1)))
 
 
 class _Held(NamedTuple):
     x: Tensor  # [n, K*B, in]
     g: Tensor  # [n, K*B, out]
     rates: Tensor  # [n, K]
+    weights: Tensor | None  # [n, shared]
+    own: list[Tensor]  # [n, out, in] each
+    own_weights: list[Tensor]  # [n] each
+
+
+class Numbers(NamedTuple):
+    """What stands for the vectors that move, and where the next step is remembered."""
+
+    rates: Tensor  # [carried, S, C, K + 1]
+    terms: Tensor  # [carried, S, C, shared + own]
+    slots: Tensor  # [S, C], among S * C * (K + 1)
 
 
 class Histories:
@@ -227,7 +337,10 @@ class Histories:
         self, layers: dict[str, History], extent: Extent, moves: Moves, unit: float
     ) -> None:
         self.layers, self.extent, self._moves, self._unit = layers, extent, moves, unit
-        self._starts = moves.slots.view(extent.experiments, extent.clients)  # of a client's slots
+        self.rates = moves.rates[None]  # [carried, S, C, K + 1]: of the model and what else moves
+        self.terms: Tensor | None = None  # [carried, S, C, shared + own]
+        first = moves.slots.clone()  # of a client's slots
+        self._starts = first.view(extent.experiments, extent.clients)
 
     @classmethod
     def for_task(
@@ -236,35 +349,51 @@ class Histories:
         local: Sgd,
         extent: Extent,
         device: torch.device,
+        vectors: Vectors = PLAIN,
         least: int = LEAST_WEIGHTS,
     ) -> Histories | None:
         """Make room for the layers where it pays; None if there are none.
 
-        There are none without a seam, which alone looks into histories, or with weight decay.
+        There are none without a seam, which alone looks into histories; with weight decay where
+        layers step by themselves; and where fp16 would have to hold vectors of any size.
         """
-        if task.seam is None or local.weight_decay != 0:
+        plain = vectors.carried == 0
+        if task.seam is None or (plain and local.weight_decay != 0):
+            return None
+        if not plain and operand_type(task.seam.precision, task.dtype) == torch.float16:
             return None
         # Rates are remembered in units of the usual one, gradients as they come: with loss scale.
         unit = float(local.lr) or 1.0
         sizes = (extent.experiments, extent.clients, extent.steps + 1)
-        rates = torch.zeros(sizes, dtype=task.dtype, device=device)
-        first_slots = torch.arange(rates.numel(), device=device)[:: extent.steps + 1].clone()
-        moves = Moves(rates, unit / task.loss_scale / SHRUNK, first_slots)
+        rates = torch.zeros((max(1, vectors.carried), *sizes), dtype=task.dtype, device=device)
+        first_slots = torch.arange(rates[0].numel(), device=device)[:: extent.steps + 1].clone()
+        moves = Moves(rates[0], unit / task.loss_scale / SHRUNK, first_slots)
+        terms = None
+        if not plain:
+            terms = rates.new_zeros((*rates.shape[:3], vectors.shared + vectors.own))
+            moves.weights = terms[0]
         firsts = dict(zip(task.names, _starts(task.sizes), strict=True))
         layers = {
-            name: History(part, firsts[_weight(name)], task.seam.precision, extent, moves)
+            name: History(part, firsts[_weight(name)], task.seam.precision, extent, moves, vectors)
             for name, part in task.module.named_modules()
             if isinstance(part, nn.Linear)
             and _weight(name) in firsts
-            and pays(part, task.seam.precision, extent, least)
+            and pays(part, task.seam.precision, extent, least, vectors)
         }
-        return cls(layers, extent, moves, unit) if layers else None
+        if not layers:
+            return None
+        made = cls(layers, extent, moves, unit)
+        made.rates, made.terms = rates, terms
+        return made
 
-    def begin(self, w0: Tensor) -> None:
-        """Start a round from the models w0 [S, P]."""
-        self._moves.rates.zero_()
+    def begin(self, w0: Tensor, more: Sequence[Tensor] = (), own: Sequence[Tensor] = ()) -> None:
+        """Start a round from the models w0 [S, P] and the other vectors, [S, P] and [S, C, P]."""
+        self.rates.zero_()
+        if self.terms is not None:
+            self.terms.zero_()
+            self.terms[0, ..., 0] = 1.0  # everybody begins at the received model, all else at 0
         for layer in self.layers.values():
-            layer.begin(w0)
+            layer.begin(w0, more, own)
 
     def at(self, k: Tensor, lr: Tensor) -> Histories:
         """Turn to step k, [] or [n], with rates lr [n]: the first clients of each experiment."""
@@ -297,29 +426,75 @@ class Histories:
 
     def others(self, w: Tensor) -> list[Tensor]:
         """View what is not remembered of models w [..., P]: the rest is written by `finish`."""
-        columns = sorted((h.columns for h in self.layers.values() if h.used), key=lambda c: c.start)
-        starts = [0, *(c.stop for c in columns)]
-        stops = [*(c.start for c in columns), w.shape[-1]]
-        return [w[..., a:b] for a, b in zip(starts, stops, strict=True) if a < b]
+        return [w[..., columns] for columns in self.rest(w.shape[-1])]
 
-    def finish(self, w: Tensor, start: Tensor) -> None:
+    def rest(self, size: int) -> list[slice]:
+        """Tell which columns of so many are not remembered."""
+        columns = sorted((h.columns for h in self.layers.values() if h.used), key=lambda c: c.start)
+        starts, stops = [0, *(c.stop for c in columns)], [*(c.start for c in columns), size]
+        return [slice(a, b) for a, b in zip(starts, stops, strict=True) if a < b]
+
+    def finish(
+        self, w: Tensor, start: Tensor, more: Sequence[Tensor] = (), own: Sequence[Tensor] = ()
+    ) -> None:
         """Write the layers into the cohort's matrix w [S * C, P]; start [S, P] began the round."""
         for layer in self.layers.values():
-            layer.finish(w, start)
+            layer.finish(w, start, more, own)
+
+    def wait(self, steps: Tensor) -> None:
+        """Turn to the first step of clients that take so many [S, C]; then `advance` turns on."""
+        slots = self._moves.slots.view_as(self._starts)
+        slots.copy_(self._starts + torch.where(steps > 0, 0, self.extent.steps))
+
+    @property
+    def numbers(self) -> Numbers:
+        """Give what `advance` moves, where it lies."""
+        assert self.terms is not None, "layers that step have none"
+        return Numbers(self.rates, self.terms, self._moves.slots.view_as(self._starts))
+
+    def advance(self, numbers: Numbers, moved: Tensor, k: Tensor, steps: Tensor) -> None:
+        """Take a step of the numbers themselves, in place.  A pure function of tensors.
+
+        moved [carried, S, C, carried + 1 + vectors] says of what each vector that moves is made
+        after step k [S]: of those that move, of the gradient, of those that do not move.
+        """
+        rates, terms, slots = numbers
+        carried, count = len(rates), self.extent.steps
+        this = torch.arange(count + 1, device=k.device) == k[:, None, None]
+        after, made = [], []
+        for of in moved:
+            before, gradient = of[..., :carried].unbind(-1), of[..., carried, None]
+            held = sum(a[..., None] * r for a, r in zip(before, rates, strict=True))
+            after.append(torch.where(this, gradient * (SHRUNK / self._unit), held))
+            held = sum(a[..., None] * t for a, t in zip(before, terms, strict=True))
+            made.append(held + of[..., carried + 1 :])
+        rates.copy_(torch.stack(after))
+        terms.copy_(torch.stack(made))
+        goes_on = k[:, None] + 1 < steps
+        slots.add_(torch.where(goes_on, 1, count - slots % (count + 1)))
 
 
-def pays(layer: nn.Linear, precision: str, extent: Extent, least: int = LEAST_WEIGHTS) -> bool:
+def pays(
+    layer: nn.Linear,
+    precision: str,
+    extent: Extent,
+    least: int = LEAST_WEIGHTS,
+    vectors: Vectors = PLAIN,
+) -> bool:
     """Whether remembering moves clearly less memory than weights that move at every step."""
     weight = layer.weight.element_size()
     operand = operand_type(precision, layer.weight.dtype).itemsize
-    # Per input and client.  Weights: read going forward, read and written going back.
-    moving = extent.steps * 3 * weight * layer.out_features
+    # Per input and client.
+    moving = extent.steps * vectors.passes * weight * layer.out_features
     # Remembered: all slots are read going forward and going back.  Once a round they are zeroed,
-    # and read again to read and write the weights.
+    # and read again to read and write the weights.  So are a client's vectors, which are narrowed.
     slots = operand * extent.rows
     remembered = extent.steps * 2 * slots + 2 * slots + 2 * weight * layer.out_features
+    each = (2 * extent.steps + 1) * operand + 2 * weight
+    remembered += vectors.own * each * layer.out_features
     count = extent.experiments * extent.clients * layer.weight.numel()
-    return 3 * remembered <= 2 * moving and count >= least
+    # what is saved is more where a step has more passes
+    return 3 * remembered <= 2 * moving and count * vectors.passes >= least * PLAIN.passes
 
 
 def _write(held: Tensor, rows: Tensor, slots: Tensor) -> None:

@@ -18,11 +18,15 @@ if TYPE_CHECKING:
 
 
 class Descent(NamedTuple):
-    """Plain SGD, to be taken inside the backward pass: w <- keep * w - lr * gradient."""
+    """Plain SGD, to be taken inside the backward pass: w <- keep * w - lr * gradient.
+
+    Or, not `steps`: layers with a history remember the step, and others give their gradients.
+    """
 
     lr: float | Tensor  # of everybody, or one value per client: 0 stands still
     keep: float | Tensor  # 1 - lr * weight_decay
     histories: Histories | None = None  # of layers of a seam whose weights move after all steps
+    steps: bool = True
 
 
 def take_step(w: Tensor, g: Tensor | None, how: Descent) -> None:

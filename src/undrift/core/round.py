@@ -277,8 +277,12 @@ def mean_over_data(summed: Tree, size: Tensor) -> Tree:
 def all_finite(value: Tree) -> Tensor:
     """Whether every number in a tree is finite, as one tensor."""
     floats = [v for v in tree.leaves(value) if isinstance(v, Tensor) and v.is_floating_point()]
-    # one pass over each: a sum is finite only if its terms are (and if they are below 1e30)
-    return torch.isfinite(torch.stack([v.sum() for v in floats]).sum())
+    # A sum is finite only if its terms are (and if they are below 1e30).  What has one shape is
+    # added first: whoever compiles it then reads what they are made of once.
+    alike: dict[torch.Size, Tensor] = {}
+    for v in floats:
+        alike[v.shape] = alike[v.shape] + v if v.shape in alike else v
+    return torch.isfinite(torch.stack([v.sum() for v in alike.values()]).sum())
 
 
 def _impulse_step(algo: Algorithm, views: list[ClientView], carry: Carry, lr: Any) -> Tree:

@@ -24,7 +24,7 @@ class Way(NamedTuple):
     precision: str = "float32"
     narrow: bool = False  # leave the output in the operand type: the next layer reads it so
     descent: Descent | None = None  # take the SGD step while going back
-    history: History | None = None  # with a descent: remember the step instead, see core/history.py
+    history: History | None = None  # remember the step instead, see core/history.py
     planes: bool = False  # a convolution's output is best when each channel lies together
     rectify: bool = False  # a linear layer's input goes through ReLU first
 
@@ -61,4 +61,5 @@ class Seam:
         known = None if descent is None else descent.histories
         history = None if known is None else known.layers.get(layer)
         name = self.choices.get(layer, self.default)
-        return Way(name, self.precision, narrow, descent, history)
+        steps = descent if descent is not None and descent.steps else None
+        return Way(name, self.precision, narrow, steps, history)

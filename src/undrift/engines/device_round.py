@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from undrift.core.algorithm import Algorithm, Broadcast, Client, Row, Server
-from undrift.core.history import Extent, Histories
+from undrift.core.history import PLAIN, Extent, Histories, Vectors
 from undrift.core.local import Sgd
-from undrift.core.round import shares_gradient
+from undrift.core.round import Found, shares_gradient
 from undrift.core.rule import ClientInfo
 from undrift.core.task import Batch, Task
 from undrift.core.tree import EMPTY, Tree, leaves, structure, tree_map
@@ -42,11 +42,14 @@ from undrift.engines.graphs import (
 )
 from undrift.engines.group import Group, Servers, client_structure, split
 from undrift.engines.lanes import IDLE, Lanes, cohorts, lanes_for
+from undrift.engines.linear_chain import LinearChain, Step
 from undrift.engines.loading import Loading
 from undrift.engines.looks import Looks
 from undrift.engines.plain import is_plain, is_sequence
 from undrift.engines.stepping import Seat, Stepping
 from undrift.engines.turns import Crew, Done, Shape, Turn, grouped
+
+MOST_STEPS = 16  # that are recorded as one
 
 
 class DeviceRound:
@@ -95,6 +98,8 @@ class DeviceRound:
         self.lanes = self._make_lanes(engines)
         self.histories = self._make_histories() if in_place and plain else None
         self.stepping = Stepping(self.task, self.device, in_place and plain, self.histories)
+        # whether a chain of rules is linear is found out when there is something to look at
+        self._undecided = in_place and self.histories is None and self._may_be_linear()
         self.pool = graph_pool(self.device)
         self._pieces: dict[Any, Piece] = {}
         self._shown: dict[tuple[int, int, int], Outcome] = {}
@@ -113,7 +118,7 @@ class DeviceRound:
         widths = lanes_for(some, IDLE[self.device.type] / each)
         return None if widths is None else Lanes(self.groups, widths)
 
-    def _make_histories(self) -> Histories | None:
+    def _make_histories(self, vectors: Vectors = PLAIN) -> Histories | None:
         """Let wide layers remember their steps where that moves less memory."""
         if self.lanes is not None:
             return None  # there clients end at different times
@@ -121,7 +126,37 @@ class DeviceRound:
         extent = Extent(len(self.algos), self.shape.clients, room.steps, room.batch)
         local = self.algos[0].local
         assert isinstance(local, Sgd), "asked for before"
-        return Histories.for_task(self.task, local, extent, self.device)
+        return Histories.for_task(self.task, local, extent, self.device, vectors)
+
+    def _may_be_linear(self) -> bool:
+        sequence = self.task.seam is not None and is_sequence(self.task.module)
+        return sequence and self.lanes is None and len(self.groups) == 1
+
+    def _decide(self) -> None:
+        """Let wide layers remember their steps under rules, if the chain is linear."""
+        self._undecided = False
+        batch, keys, number = self._read()
+        self.buffers["k"].zero_()  # nobody has taken a step
+        seat, nothing = self._seat(0), torch.zeros_like(self.buffers["carry 0"].loss)
+        carry, scores = seat.carry, dict.fromkeys(self.task.metrics, nothing)
+        found = Found(carry.w, {}, nothing, scores, carry.buffers)
+        step = Step(*seat, batch, keys, number, found)
+        chain = LinearChain.find(self.groups[0], step, self.task.size)
+        if chain is None:
+            return
+        histories = self._make_histories(chain.vectors._replace(in_place=self.stepping.in_place))
+        if histories is None:
+            return
+        chain.remember(histories)
+        self.histories = self.stepping.histories = histories
+        self.stepping.chain = chain
+
+    def _vectors(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Give what weights are made of besides the received model and gradients."""
+        if self.stepping.chain is None:
+            return [], []
+        broadcast, clients = self.buffers["broadcast 0"], self.buffers["clients 0"]
+        return self.stepping.chain.shared(broadcast)[1:], self.stepping.chain.own(clients)
 
     def _parts(self) -> list[tuple[Group, slice]]:
         """Tell where the experiments of each group stand."""
@@ -173,8 +208,16 @@ class DeviceRound:
             self.lanes.take_places([self._seat(g) for g in range(len(self.groups))])
             self.lanes.run(steps, lambda: self._piece("step", self._lanes_step))
             return
-        for _ in range(max(k for crew in steps for own in crew for k in own)):
-            self._piece("step", self._step)
+        left = max(k for crew in steps for own in crew for k in own)
+        while left:
+            # of any number of steps: few recordings, and few gaps between them
+            some = min(MOST_STEPS, 1 << (left.bit_length() - 1))
+            self._piece(("steps", some), partial(self._steps, some))
+            left -= some
+
+    def _steps(self, count: int) -> None:
+        for _ in range(count):
+            self._step()
 
     def _lanes_step(self) -> None:
         assert self.lanes is not None, "asked for before"
@@ -255,9 +298,12 @@ class DeviceRound:
             buffers.put(name, value)
         buffers.put("rows", self.data.rows(buffers["info"].id, buffers["order"]))
         self._put_carries(carries)
-        if self.histories is not None:
-            self.histories.begin(buffers["broadcast 0"].w)
         buffers.put("k", torch.zeros((), dtype=self.task.dtype, device=self.device))
+        if self._undecided:
+            self._decide()
+        if self.histories is not None:
+            self.histories.begin(buffers["broadcast 0"].w, *self._vectors())
+            self.histories.wait(buffers["clients 0"].steps)
 
     def _probed(self, g: int, group: Group, part: slice) -> tuple[Broadcast, Client]:
         """Add to what was written what everybody finds at the received model."""
@@ -327,21 +373,28 @@ class DeviceRound:
             spread_into(*(self._spread(c) for c in (self.buffers[f"carry {g}"], carry)))
 
     def _spread(self, carry: Carry) -> Any:
-        """Leave out what histories write at the end of a round."""
-        if self.histories is None:
+        """Leave out what histories write at the end of a round, or nobody reads."""
+        histories = self.histories
+        if histories is None:
             return carry
-        others: Any = self.histories.others(carry.w)
-        return carry._replace(w=others)
+        vector = (3, self.task.size)
+        return tree_map(
+            lambda v: histories.others(v) if (v.dim(), *v.shape[-1:]) == vector else v, carry
+        )
 
     def _step(self) -> None:
         """Let everybody take one step who still does."""
+        batch, keys, number = self._read()
+        seats = [self._seat(g) for g in range(len(self.groups))]
+        self.stepping.take(self.groups, seats, self.buffers["models"], batch, keys, number)
+
+    def _read(self) -> tuple[Batch, Tensor, Tensor]:
+        """Give everybody's batch of the next step, its keys and its number."""
         drawn, y = (self.buffers[name] for name in ("k", "order", "rows", "keys")), self.data.y
         # labels are looked up in the same kernel; what is larger is not copied to be traced
         rows, keys, number, order, mask, labels = self._pick(*drawn, (y,) if y.dim() == 1 else ())
         labels = labels[0] if labels else look_up(y, rows)
-        batch = Batch(look_up(self.data.x, rows), labels, mask, order)
-        seats = [self._seat(g) for g in range(len(self.groups))]
-        self.stepping.take(self.groups, seats, self.buffers["models"], batch, keys, number)
+        return Batch(look_up(self.data.x, rows), labels, mask, order), keys, number
 
     def _seat(self, g: int) -> Seat:
         broadcast, clients, carry = (
@@ -352,7 +405,7 @@ class DeviceRound:
     def _finish(self) -> None:
         if self.histories is not None:
             models, start = self.buffers["models"][0].flatten(0, 1), self.buffers["broadcast 0"].w
-            self.histories.finish(models, start)
+            self.histories.finish(models, start, *self._vectors())
         for g, (group, part) in enumerate(self._parts()):
             clients, carry = self.buffers[f"clients {g}"], self.buffers[f"carry {g}"]
             broadcast, review = self.buffers[f"broadcast {g}"], clients.review

@@ -211,16 +211,9 @@ class Group(Alike):
 
         return self.each(one, numbers)(broadcast, clients, carry, batch, keys)
 
-    def _fused_move(self) -> Fused:
-        """Make the second half of a step: it moves what clients hold in place."""
-        return Fused(
-            self._moving(NoPasses.of(self.task)),
-            "a local step",
-            compiled=self.compiled,
-            plain=self._moving(self.task),
-        )
+    def moved(self, task: Task) -> Callable[..., Carry]:
+        """Make the second half of a step: what clients hold after it."""
 
-    def _moving(self, task: Task) -> Callable[..., Tree]:
         def one(
             algo: Algorithm, sent: Broadcast, clients: Client, held: Carry, batch: Batch,
             keys: Tensor, k: Tensor, found: Any,
@@ -233,11 +226,28 @@ class Group(Alike):
             moved: Carry = vmap(own)(clients, held, batch, keys, found)
             return tree.where_rows(k < clients.steps, moved, held)
 
+        def moved(numbers: Sequence[Tensor], *rest: Any) -> Carry:
+            after: Carry = self.each(one, numbers)(*rest)
+            return after
+
+        return moved
+
+    def _fused_move(self) -> Fused:
+        """Make the second half of a step: it moves what clients hold in place."""
+        return Fused(
+            self._moving(NoPasses.of(self.task)),
+            "a local step",
+            compiled=self.compiled,
+            plain=self._moving(self.task),
+        )
+
+    def _moving(self, task: Task) -> Callable[..., Tree]:
+        after = self.moved(task)
+
         def move(
-            numbers: Sequence[Tensor], sent: Broadcast, clients: Client, held: Carry, batch: Batch,
-            keys: Tensor, k: Tensor, found: Any,
-        ) -> Tree:  # fmt: skip
-            moved = self.each(one, numbers)(sent, clients, held, batch, keys, k, found)
+            numbers: Sequence[Tensor], sent: Broadcast, clients: Client, held: Carry, *rest: Any
+        ) -> Tree:
+            moved = after(numbers, sent, clients, held, *rest)
             for old, new in zip(leaves(held), leaves(moved), strict=True):
                 old.copy_(new)
             return EMPTY
@@ -258,6 +268,15 @@ class Group(Alike):
         states, reports, _ = self._finished(algo, sent, clients, carry)
         kept = tree.where_rows(accepted, states, clients.state)
         return kept, tree_map(lambda v: masked_sum(v, accepted), reports)
+
+    def finished(
+        self, broadcast: Broadcast, clients: Client, carry: Carry
+    ) -> tuple[tuple[Tree, ...], Report, Row]:
+        """Close everybody's local training; nothing is summed yet."""
+        ended: tuple[tuple[Tree, ...], Report, Row] = self.each(self._finished)(
+            broadcast, clients, carry
+        )
+        return ended
 
     def _finished(
         self, algo: Algorithm, sent: Broadcast, clients: Client, carry: Carry

@@ -80,9 +80,12 @@ class Head:
         after = tree_map(lambda v: v.detach(), after)
         return {n: p.grad for n, p in leaves.items()}, (told.loss, told.scores, after)
 
-    def found(self, w: Tensor, buffers: Buffers, batch: Batch, keys: Tensor) -> Found:
+    def found(
+        self, w: Tensor, buffers: Buffers, batch: Batch, keys: Tensor,
+        descent: Descent | None = None,
+    ) -> Found:  # fmt: skip
         """Take the first half of a step at the models w [C, P]."""
-        grads, said = self.gradients(self.task.named(w), buffers, batch, keys)
+        grads, said = self.gradients(self.task.named(w), buffers, batch, keys, descent)
         scale = self.task.loss_scale
         known = {name: g if scale == 1 else g / scale for name, g in grads.items() if g is not None}
         return Found(w, known, *said)

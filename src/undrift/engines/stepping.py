@@ -18,6 +18,7 @@ from torch.func import vmap
 
 from undrift.core.algorithm import Algorithm, Broadcast, Client
 from undrift.core.history import Histories
+from undrift.core.linear import Descent
 from undrift.core.round import Found, shares_gradient, task_gradient
 from undrift.core.task import Batch, Buffers, Task
 from undrift.core.tree import tree_map
@@ -26,6 +27,7 @@ from undrift.engines.branches import side_by_side
 from undrift.engines.fused import Fused
 from undrift.engines.group import Group, split
 from undrift.engines.head import Head
+from undrift.engines.linear_chain import LinearChain, Step
 from undrift.engines.plain import PlainSteps, is_sequence
 
 # Weights times examples of a step that keep a device busy by themselves: groups then run side by
@@ -62,6 +64,7 @@ class Stepping:
     ) -> None:
         self.task, self.in_place, self.histories = task, in_place, histories
         self.device, self._heads, self._paces = device, dict[int, Head](), dict[int, Fused]()
+        self.chain: LinearChain | None = None  # with histories: of rules, where layers do not step
 
     def take(
         self, groups: Sequence[Group], seats: Sequence[Seat], models: tuple[Tensor, Buffers],
@@ -71,11 +74,14 @@ class Stepping:
 
         `models` are those of all seats, side by side.
         """
-        if self.in_place:
+        if self.in_place and self.chain is None:
             self._take_in_place(groups[0].algo, seats[0], batch, keys, k)
             return
         if self.task.augment is not None:
             batch = vmap(vmap(self.task.augmented))(batch, keys)
+        if self.chain is not None:
+            self._take_by_numbers(self.chain, seats[0], models, batch, keys, k)
+            return
         crews = list(map(Crew, groups, seats, split([g.size for g in groups])))
         parts = [crews[own] for own in split(self._branches(groups, batch))]
         whole = (models, batch, keys, k)
@@ -114,15 +120,33 @@ class Stepping:
             return None
         return self._heads.setdefault(clients, Head(self.task, self.device))
 
-    def _found(self, w: Tensor, buffers: Buffers, batch: Batch, keys: Tensor) -> Found:
+    def _found(
+        self, w: Tensor, buffers: Buffers, batch: Batch, keys: Tensor,
+        descent: Descent | None = None,
+    ) -> Found:  # fmt: skip
         """Go forward and back, everybody at once."""
         head = self._head(w.shape[0] * w.shape[1])
         if head is None:
             each: Found = vmap(vmap(partial(task_gradient, self.task)))(w, buffers, batch, keys)
             return each
         flat = tree_map(lambda v: v.flatten(0, 1), (w, buffers, batch, keys))
-        whole: Found = tree_map(lambda v: v.unflatten(0, w.shape[:2]), head.found(*flat))
+        found = head.found(*flat, descent=descent)
+        whole: Found = tree_map(lambda v: v.unflatten(0, w.shape[:2]), found)
         return whole
+
+    def _take_by_numbers(
+        self, chain: LinearChain, seat: Seat, models: tuple[Tensor, Buffers], batch: Batch,
+        keys: Tensor, k: Tensor,
+    ) -> None:  # fmt: skip
+        """Let wide layers remember the step, and move what else there is."""
+        assert self.histories is not None, "they come together"
+        descent = Descent(0.0, 1.0, self.histories, steps=False)
+        found = self._found(*models, batch, keys, descent)
+        columns = self.histories.rest(self.task.size)
+        sizes = zip(self.task.names, split(self.task.sizes), strict=True)
+        inside = [(n, own) for n, own in sizes if n in found.gradient]
+        names = [[n for n, o in inside if c.start <= o.start < c.stop] for c in columns]
+        chain.take(Step(*seat, batch, keys, k, found), columns, names)
 
     def _take_in_place(
         self, algo: Algorithm, seat: Seat, batch: Batch, keys: Tensor, k: Tensor

@@ -15,7 +15,7 @@ from torch import Tensor
 from undrift.kernels import interpreted
 from undrift.kernels.interpreter import mend
 from undrift.kernels.launches import ROUNDING
-from undrift.kernels.problem import TYPES, power
+from undrift.kernels.problem import TYPES, Terms, power
 from undrift.kernels.programs import linear as programs
 from undrift.kernels.trials import largest, relative, some_of
 from undrift.kernels.tuner import Configuration, Launch, Trial, as_tuned, configuration, on_device
@@ -285,8 +285,8 @@ def _adding_trial(p: LinearProblem, device: torch.device) -> Trial:
     )  # fmt: skip
 
 
-def rebuild(p: LinearProblem, g: Tensor, x: Tensor, start: Tensor, w: Tensor, scale: float) -> None:
-    """Write start + scale * g^T x into w [C, out, in]; start [E, out, in], of C / E clients each.
+def rebuild(p: LinearProblem, g: Tensor, x: Tensor, terms: Terms, w: Tensor, scale: float) -> None:
+    """Write the terms + scale * g^T x into w [C, out, in]; at most one term is clients' own.
 
     g [C, R, out] and x [C, R, in] have two bytes a number.
     """
@@ -296,17 +296,28 @@ def rebuild(p: LinearProblem, g: Tensor, x: Tensor, start: Tensor, w: Tensor, sc
             "rebuilt weights", q, g.device, _rebuilding_candidates(q),
             lambda: _rebuilding_trial(q, g.device),
         )  # fmt: skip
-        _rebuilding_launch(p, config, g, x, start, w, scale).run()
+        _rebuilding_launch(p, config, g, x, terms, w, scale).run()
 
 
 def _rebuilding_launch(
-    p: LinearProblem, config: Configuration, g: Tensor, x: Tensor, start: Tensor, w: Tensor,
+    p: LinearProblem, config: Configuration, g: Tensor, x: Tensor, terms: Terms, w: Tensor,
     scale: float,
 ) -> Launch:  # fmt: skip
     grid = (-(-p.inputs // config["BI"]), p.clients, -(-p.outputs // config["BO"]))
-    strides = (g.stride(0), x.stride(0), start.stride(0), w.stride(0))
-    arguments = (g, x, start, w, scale, p.rows, p.clients // len(start), *strides)
-    constants = dict(IN=p.inputs, OUT=p.outputs, BS=min(power(p.rows), 64), **config)
+    shared, weights = terms.shared, w if terms.weights is None else terms.weights
+    own, own_weight = (terms.own[0], terms.own_weights[0]) if terms.own else (w, w)
+    strides = (
+        g.stride(0), x.stride(0), shared.stride(0), shared.stride(1), weights.stride(0),
+        own.stride(0), own_weight.stride(0), w.stride(0),
+    )  # fmt: skip
+    arguments = (
+        g, x, shared, weights, own, own_weight, w, scale, p.rows, p.clients // len(shared),
+        *strides,
+    )  # fmt: skip
+    constants = dict(
+        IN=p.inputs, OUT=p.outputs, SHARED=shared.shape[1], WEIGHTED=terms.weights is not None,
+        OWN=bool(terms.own), BS=min(power(p.rows), 64), **config,
+    )  # fmt: skip
     return Launch(programs.rebuild, grid, arguments, constants)
 
 
@@ -321,6 +332,7 @@ def _rebuilding_candidates(p: LinearProblem) -> list[Configuration]:
 def _rebuilding_trial(p: LinearProblem, device: torch.device) -> Trial:
     x, w, _, g = _random(p, device)
     start, g, some = w[:1].clone(), g.to(p.operand), some_of(p.clients)
+    terms = Terms(start[:, None])
 
     def error() -> float:
         # Of some clients, and without a mask: a cohort's wide layers would not fit several times.
@@ -331,7 +343,7 @@ def _rebuilding_trial(p: LinearProblem, device: torch.device) -> Trial:
 
     return Trial(
         _rebuilding_candidates(p),
-        lambda c: [_rebuilding_launch(p, c, g, x, start, w, -0.5)],
+        lambda c: [_rebuilding_launch(p, c, g, x, terms, w, -0.5)],
         [w],
         error,
         p.precision,

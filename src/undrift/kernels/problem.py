@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 TYPES = {
     "float32": torch.float32,
@@ -177,3 +179,25 @@ class Norm(NamedTuple):
     relu: bool = False
     pool: bool = False  # 2x2 maximum, behind or before the ReLU
     planes: bool = False  # each channel of the output lies together; else it lies as the input
+
+
+class Terms(NamedTuple):
+    """What weights are made of besides gradients."""
+
+    shared: Tensor  # [E, shared, out, in], of n / E clients each
+    weights: Tensor | None = None  # [n, shared]; None: one vector, weight 1
+    own: Sequence[Tensor] = ()  # [n, out, in] each
+    own_weights: Sequence[Tensor] = ()  # [n] each
+
+    def write(self, w: Tensor) -> None:
+        """Write their sum into w [n, out, in]."""
+        each = w.unflatten(0, (len(self.shared), -1))
+        if self.weights is None:
+            each.copy_(self.shared[:, :1].expand_as(each))
+            return
+        weights = self.weights.view(*each.shape[:2], -1, 1, 1)
+        torch.mul(self.shared[:, None, 0], weights[:, :, 0], out=each)
+        for j in range(1, self.shared.shape[1]):
+            each.addcmul_(self.shared[:, None, j], weights[:, :, j])
+        for vectors, weight in zip(self.own, self.own_weights, strict=True):
+            w.addcmul_(vectors, weight[:, None, None])

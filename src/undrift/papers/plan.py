@@ -21,6 +21,7 @@ from undrift.experiment.pool import Task, run_folder
 from undrift.experiment.spec import Experiment, load
 from undrift.experiment.sweep import algorithm_label, expand
 from undrift.experiment.tables import Table, parse_value
+from undrift.papers.counted import COUNTED
 from undrift.papers.figures import CURVES_OF, drawn_from
 from undrift.papers.stand_in import few_table
 
@@ -84,7 +85,7 @@ def chosen_settings(names: Sequence[str]) -> list[Setting]:
         some = some or [s for n, s in known.items() if n.startswith(f"{name}-")]
         some = [known[name]] if name in known else some
         if not some:
-            names = list(dict.fromkeys([*paper_files(), *CURVES_OF, *known]))
+            names = list(dict.fromkeys([*paper_files(), *CURVES_OF, *COUNTED, *known]))
             raise unknown_name("table or setting", name, names, "reproduce")
         found |= {one.name: one for one in some}
     return list(found.values())

@@ -168,12 +168,15 @@ def add_rows(
 
 @triton.jit(do_not_specialize=["ROWS", "EACH"])
 def rebuild(
-    g, x, start, w, scale, ROWS, EACH, g_client, x_client, start_one, w_client,
-    IN: tl.constexpr, OUT: tl.constexpr, BS: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr,
+    g, x, shared, weights, own, own_weight, w, scale, ROWS, EACH, g_client, x_client, shared_one,
+    shared_next, weights_client, own_client, own_weight_client, w_client,
+    IN: tl.constexpr, OUT: tl.constexpr, SHARED: tl.constexpr, WEIGHTED: tl.constexpr,
+    OWN: tl.constexpr, BS: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """w[client, o, i] = start[client / EACH, o, i] + scale * sum over rows of g[row, o] x[row, i].
+    """w[client, o, i] = scale * sum over rows of g[row, o] x[row, i] + what it is made of besides.
 
-    The weights are written once and never read.
+    That is the sum of all j of shared[client / EACH, j, o, i], WEIGHTED: weights[client, j] of
+    each; OWN: plus own_weight[client] of own[client, o, i].  w is written once and never read.
     """
     client = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BI + tl.arange(0, BI)
@@ -195,5 +198,15 @@ def rebuild(
         total = tl.dot(tl.trans(slopes), inputs, total)
     at = o[:, None] * IN + i[None, :]
     real = (o < OUT)[:, None] & (i < IN)[None, :]
-    before = tl.load(start + (client // EACH) * start_one + at, mask=real, other=0.0)
-    tl.store(w + client * w_client + at, before + scale * total, mask=real)
+    total = total * scale
+    for j in tl.static_range(SHARED):
+        held = tl.load(
+            shared + (client // EACH) * shared_one + j * shared_next + at, mask=real, other=0.0
+        )
+        if WEIGHTED:
+            held = held * tl.load(weights + client * weights_client + j)
+        total += held
+    if OWN:
+        held = tl.load(own + client * own_client + at, mask=real, other=0.0)
+        total += held * tl.load(own_weight + client * own_weight_client)
+    tl.store(w + client * w_client + at, total, mask=real)

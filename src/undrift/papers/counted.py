@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -102,3 +103,47 @@ def server_rows() -> list[list[str]]:
 def _of(letter: str, many: int, once: int) -> str:
     told = letter if many == 1 else f"{many} {letter}"
     return f"{told} + {once}" if once else told
+
+
+# -------------------------------------------------------------------------------------- by name
+class Counted(NamedTuple):
+    """A table that needs no training."""
+
+    of: str
+    table: str
+    about: str
+    head: tuple[str, ...]
+    rows: Callable[[], list[list[str]]]
+
+
+_OPERATIONS = ("method", "operations in a round", "million sums", "million products")
+
+COUNTED: Mapping[str, Counted] = {
+    "rfedavg-table3": Counted(
+        "rFedAvg",
+        "Table III",
+        "the size of delta, what one client is sent of feature means. Counted from our rules, 4 "
+        "bytes a number. The paper's bytes are means of 512 or 256 numbers, each with 760 bytes "
+        "that pickling adds; in the cross-device set-up it counts the means of the 100 that take "
+        "part, where we send those of all 499 others.",
+        ("method", "set-up", "network", "means: ours / paper", "bytes: ours / paper"),
+        delta_rows,
+    ),
+    "adabest-table4": Counted(
+        "AdaBest",
+        "Table 4",
+        "what a client computes in a round of K steps; n parameters, g a gradient, s a sum, m a "
+        f"product, as the paper counts them. The numbers are for feddyn_cnn (n = {PARAMETERS:,}) "
+        f"and K = {STEPS}, gradients apart.",
+        _OPERATIONS,
+        client_rows,
+    ),
+    "adabest-table5": Counted(
+        "AdaBest",
+        "Table 5",
+        f"what the server computes in a round with P participants (here {COHORT}), as the paper "
+        "counts it.",
+        _OPERATIONS,
+        server_rows,
+    ),
+}

@@ -1,0 +1,267 @@
+"""Chains of rules whose local step is linear: a few numbers say what it does to every weight.
+
+With SGD and momentum, control variates, duals, pulls and weight decay a step gives each weight the
+same combination of what it reads at that weight's place: model, momentum, gradient, c, c_i, ...
+A step of short vectors, each of which is 1 at a place of its own, shows the combination:
+
+    moved[i, j]    how much of vector j is in vector i after the step
+
+Wide layers that remember their steps (core/history.py) need no more than these numbers; all other
+weights are moved by them.  Whether a chain is linear is read off its recorded operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from undrift.core.algorithm import Broadcast, Client
+from undrift.core.history import Histories, Numbers, Vectors
+from undrift.core.round import Found, shares_gradient
+from undrift.core.task import Batch, Task
+from undrift.core.tree import EMPTY, Tree, leaves, rebuild, structure
+from undrift.core.views import Carry
+from undrift.engines.fused import Fused
+from undrift.engines.group import Group, NoPasses
+from undrift.engines.linearity import reach, reads
+
+NAME = "all"  # of the one parameter that short vectors have
+
+
+class Step(NamedTuple):
+    """What the second half of a local step reads, of all experiments and clients [E, C, ...]."""
+
+    numbers: tuple[Tensor, ...]
+    sent: Broadcast
+    clients: Client
+    held: Carry
+    batch: Batch
+    keys: Tensor
+    k: Tensor
+    found: Found
+
+
+class Places(NamedTuple):
+    """Where vectors stand among the leaves of what a step reads."""
+
+    carried: tuple[int, ...]  # of a Carry, the model first
+    shared: tuple[int, ...]  # of a Broadcast, the received model first
+    own: tuple[int, ...]  # of a Client
+
+    @property
+    def number(self) -> int:
+        """Count them, and the gradient."""
+        return len(self.carried) + 1 + len(self.shared) + len(self.own)
+
+
+class LinearChain:
+    """The second half of a step of one group whose rules are linear."""
+
+    def __init__(self, group: Group, places: Places, needed: list[set[int]], step: Step) -> None:
+        self.places, self._needed, self._group = places, needed, group
+        self._short = Short(places, step)
+        self._moved = group.moved(_of_one_parameter(group))
+        compiled = group.compiled
+        self._advance = Fused(self._advanced, "the numbers of a step", compiled=compiled)
+        self._apply = Fused(self._applied, "a local step by numbers", compiled=compiled)
+        self._histories: Histories | None = None
+
+    @classmethod
+    def find(cls, group: Group, step: Step, size: int) -> LinearChain | None:
+        """Find out whether the step of a group is linear in vectors of this size."""
+        if not shares_gradient(group.algo) or group.uses("review") or group.uses("start"):
+            return None
+        places = Places(
+            _places(step.held, 3, size), _places(step.sent, 2, size), _places(step.clients, 3, size)
+        )
+        if any(bool(leaves(step.held)[i].any()) for i in places.carried[1:]):
+            return None  # momentum that begins elsewhere than at 0
+        needed = _combination(group, places, step)
+        if needed is None or _reads_momentum(group, places, step):
+            return None
+        # keep what is read, and the model that everybody begins at
+        carried, shared = len(places.carried), len(places.shared)
+        read = set().union(*needed) | {carried + 1}
+        first, second = carried + 1, carried + 1 + shared
+        kept = Places(
+            places.carried,
+            tuple(p for j, p in enumerate(places.shared, first) if j in read),
+            tuple(p for j, p in enumerate(places.own, second) if j in read),
+        )
+        order = [j for j in range(places.number) if j in read or j < first]
+        number = {j: at for at, j in enumerate(order)}
+        return cls(group, kept, [{number[j] for j in one} for one in needed], step)
+
+    @property
+    def vectors(self) -> Vectors:
+        """Count the vectors that a step reads."""
+        carried, shared, own = map(len, self.places)
+        return Vectors(shared, own, carried, in_place=False)
+
+    def remember(self, histories: Histories) -> None:
+        """Let wide layers remember their steps."""
+        self._histories = histories
+
+    def shared(self, sent: Broadcast) -> list[Tensor]:
+        """Give the vectors that clients share, the received model first: [E, P] each."""
+        held = leaves(sent)
+        return [held[i] for i in self.places.shared]
+
+    def own(self, clients: Client) -> list[Tensor]:
+        """Give the vectors of clients that do not move: [E, C, P] each."""
+        held = leaves(clients)
+        return [held[i] for i in self.places.own]
+
+    # -- one step ----------------------------------------------------------------------------
+    def take(self, step: Step, columns: Sequence[slice], names: Sequence[Sequence[str]]) -> None:
+        """Move everything in place: of vectors these columns, whose gradients have these names."""
+        assert self._histories is not None, "told before"
+        moved, live = self._advance(*self._short.of(step), self._histories.numbers)
+        vectors = [leaves(step.held)[i] for i in self.places.carried]
+        shared, own = self.shared(step.sent), self.own(step.clients)
+        parts = [
+            Part(
+                [v[..., c] for v in vectors],
+                [step.found.gradient[n].flatten(2) for n in named],
+                [v[:, None, c] for v in shared],
+                [v[..., c] for v in own],
+            )
+            for c, named in zip(columns, names, strict=True)
+        ]
+        self._apply(moved, live, parts)
+
+    def _advanced(
+        self, numbers: Any, sent: Broadcast, clients: Client, held: Carry, batch: Batch,
+        keys: Tensor, k: Tensor, found: Found, counters: Numbers,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Move all but vectors; give what a step does to these [carried, E, C, number]."""
+        after = leaves(self._moved(numbers, sent, clients, held, batch, keys, k, found))
+        moved = torch.stack([after[i] for i in self.places.carried])[..., : self.places.number]
+        for i, (old, new) in enumerate(zip(leaves(held), after, strict=True)):
+            if i not in self.places.carried:
+                old.copy_(new)
+        assert self._histories is not None, "told before"
+        self._histories.advance(counters, moved, k, clients.steps)
+        return moved, k[:, None] < clients.steps
+
+    def _applied(self, moved: Tensor, live: Tensor, parts: Sequence[Part]) -> Tree:
+        for part in parts:
+            gradient = torch.cat(part.gradient, -1)
+            read = [*part.carried, gradient, *part.shared, *part.own]
+            for i, needed in enumerate(self._needed):
+                # what is not read has no part in it, not even times 0
+                terms = [moved[i, ..., j, None] * read[j] for j in sorted(needed)]
+                made = torch.where(live[..., None], sum(terms[1:], terms[0]), part.carried[i])
+                read.append(made)
+            for old, new in zip(part.carried, read[-len(self._needed) :], strict=True):
+                old.copy_(new)
+        return EMPTY
+
+
+class Part(NamedTuple):
+    """Some columns of the vectors of a step."""
+
+    carried: list[Tensor]  # [E, C, n] each
+    gradient: list[Tensor]  # by parameter
+    shared: list[Tensor]  # [E, 1, n] each
+    own: list[Tensor]  # [E, C, n] each
+
+
+class Short:
+    """Vectors that are 1 at a place of their own, in the place of those that a step reads."""
+
+    def __init__(self, places: Places, step: Step) -> None:
+        lead = step.held.w.shape[:2]
+        # no other axis may be as long: what is done along the vectors is known by their length
+        others = {n for v in leaves(step) for n in v.shape} | {1, 2}
+        self.length = next(n for n in range(places.number, 10**6) if n not in others)
+        self.places = places
+        ones = torch.eye(self.length, dtype=step.held.w.dtype, device=step.held.w.device)
+        wide = [row.expand(*lead, -1) for row in ones]
+        carried, shared = len(places.carried), len(places.shared)
+        self._carried, self._gradient = wide[:carried], wide[carried]
+        first = carried + 1
+        self._shared = [row.expand(lead[0], -1) for row in ones[first : first + shared]]
+        self._own = wide[first + shared : places.number]
+        self.all = [*self._carried, self._gradient, *self._shared, *self._own]
+        self._none = torch.zeros_like(ones[0])
+
+    def of(self, step: Step) -> Step:
+        """Give a step of short vectors and everything else as it is."""
+        held = self._put(step.held, self.places.carried, self._carried, 3)
+        sent = self._put(step.sent, self.places.shared, self._shared, 2)
+        clients = self._put(step.clients, self.places.own, self._own, 3)
+        found = step.found._replace(point=held.w, gradient={NAME: self._gradient})
+        return step._replace(held=held, sent=sent, clients=clients, found=found)
+
+    def _put(self, tree: Any, places: Sequence[int], vectors: Sequence[Tensor], dims: int) -> Any:
+        """Exchange some leaves; others as long as vectors are 0, for nobody reads them."""
+        found, size = leaves(tree), 0
+        for place, vector in zip(places, vectors, strict=True):
+            size = found[place].shape[-1]
+            found[place] = vector
+        for i, v in enumerate(found):
+            if i not in places and v.dim() == dims and v.shape[-1] == size:
+                found[i] = self._none.expand(*v.shape[:-1], -1)
+        return rebuild(structure(tree), found)
+
+
+def _places(tree: Tree, dims: int, size: int) -> tuple[int, ...]:
+    """Tell which leaves are vectors of the model's size."""
+    shapes = [(v.dim(), v.shape[-1] if v.dim() else 0) for v in leaves(tree)]
+    return tuple(i for i, shape in enumerate(shapes) if shape == (dims, size))
+
+
+def _of_one_parameter(group: Group) -> Task:
+    """Give a task that refuses to be run, with one parameter."""
+    task = NoPasses.of(group.task)
+    task.names = (NAME,)
+    return task
+
+
+def _combination(group: Group, places: Places, step: Step) -> list[set[int]] | None:
+    """Tell of what each vector is made after a step; None if it is no combination of vectors."""
+    short = Short(places, step)
+    given = short.of(step)
+    inputs = leaves(given)
+    # by identity: which of the inputs is which vector
+    vectors = {id(v): j for j, v in enumerate(short.all)}
+    marks = {i: vectors[id(v)] for i, v in enumerate(inputs) if id(v) in vectors}
+    moved, shape = group.moved(_of_one_parameter(group)), structure(given)
+
+    def flat(*values: Tensor) -> list[Tensor]:
+        return leaves(moved(*rebuild(shape, values)))
+
+    try:
+        graph = make_fx(flat)(*[v.clone() for v in inputs]).graph
+    except Exception:  # any of the tracer's or of a rule's: it will run as it is
+        return None
+    found = reach(graph, marks, short.length)
+    made = [found[i] for i in places.carried]
+    rest = [of for i, of in enumerate(found) if i not in places.carried]
+    if any(of is None for of in made) or any(of != set() for of in rest):
+        return None
+    return [of for of in made if of is not None]
+
+
+def _reads_momentum(group: Group, places: Places, step: Step) -> bool:
+    """Whether the end of a round asks for more of what moved than the model."""
+    given = Short(places, step).of(step)
+    ended = (given.sent, given.clients, given.held)
+    shape, inputs = structure(ended), leaves(ended)
+    carried = leaves(given.held)
+    momentum = {id(carried[i]) for i in places.carried[1:]}
+    marked = {i for i, v in enumerate(inputs) if id(v) in momentum}
+
+    def flat(*values: Tensor) -> list[Tensor]:
+        return leaves(group.finished(*rebuild(shape, values)))
+
+    try:
+        graph = make_fx(flat)(*[v.clone() for v in inputs]).graph
+    except Exception:
+        return True
+    return reads(graph, marked)

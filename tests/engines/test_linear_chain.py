@@ -1,0 +1,142 @@
+"""Rules whose step is linear: wide layers remember their steps, to the reference's numbers."""
+
+import pytest
+import torch
+from torch import nn
+
+import undrift as fl
+from undrift.core import history
+from undrift.core.seam import Seam
+from undrift.testing.compare import distance
+from undrift.testing.world import numbers
+
+MOMENTUM = fl.sgd(0.1, momentum=0.9)
+LINEAR = {
+    "momentum": lambda: fl.fedavg(local=MOMENTUM),
+    "nesterov": lambda: fl.fedavg(local=fl.Nesterov(lr=0.1, momentum=0.8, weight_decay=0.05)),
+    "decay": lambda: fl.fedavg(local=fl.sgd(0.1, weight_decay=0.1, lr_decay=0.9)),
+    "prox": lambda: fl.fedprox(0.1, mu=0.3),
+    "scaffold": lambda: fl.scaffold(local=MOMENTUM),
+    "scaffold, option I": lambda: fl.Algorithm((fl.ScaffoldGradient(),), local=MOMENTUM),
+    "scaffold_m": lambda: fl.scaffold_m(0.1),
+    "feddyn": lambda: fl.feddyn(0.1),
+    "adabest": lambda: fl.adabest(0.1),
+    "fedvra": lambda: fl.fedvra(0.1),
+    "feddc": lambda: fl.feddc(0.1),
+    "fedadmm": lambda: fl.fedadmm(0.1),
+    "vrlsgd": lambda: fl.vrlsgd(0.1),
+    "nova": lambda: fl.fednova(local=MOMENTUM),
+    "comfed": lambda: fl.comfed("scaf", "yogi", local=MOMENTUM),
+    "chain": lambda: fl.Algorithm(
+        (fl.Prox(0.1), fl.Scaffold()), fl.sgd(0.05, momentum=0.9), fl.Nova(), fl.Adaptive("yogi")
+    ),
+    "schedule": lambda: fl.scaffold(
+        local=fl.sgd(0.1, momentum=0.5, schedule=fl.Listed(steps=(1.0, 0.5, 0.0)))
+    ),
+}
+OTHERS = {
+    "clipping": lambda: fl.scaffold(local=fl.sgd(0.1, momentum=0.9, clip=0.5)),
+    "adam": lambda: fl.fedavg(local=fl.Adam(lr=0.01)),
+    "features": lambda: fl.rfedavg_plus(0.1),
+    "momentum that stays": lambda: fl.Algorithm((fl.rules.compat.KeepOptimizer(),), local=MOMENTUM),
+}
+
+
+@pytest.fixture(autouse=True)
+def _remembering(monkeypatch):
+    monkeypatch.setattr(history, "pays", lambda layer, *rest: layer.out_features > 10)
+
+
+def world(build, seed: int = 0, sizes=(6, 8, 5, 7), **settings) -> fl.Trainer:
+    maker = torch.Generator().manual_seed(seed)
+    clients = [
+        (torch.randn(n, 9, generator=maker).double(), torch.randint(0, 3, (n,), generator=maker))
+        for n in sizes
+    ]
+    torch.manual_seed(seed)
+    net = nn.Sequential(
+        *(nn.Linear(9, 7), nn.Tanh(), nn.Linear(7, 64), nn.ReLU(), nn.Dropout(0.2)),
+        *(nn.Linear(64, 48, bias=False), nn.Tanh(), nn.Linear(48, 3)),
+    )
+    task = fl.Task(net, dtype=torch.float64, feature="3")
+    whole = {"sampler": fl.Everyone()} if build is LINEAR["vrlsgd"] else {"sampler": fl.Uniform(3)}
+    chosen = {"work": fl.Work(steps=(2, 3), batch=4), **whole, **settings}
+    made = fl.Trainer(task, fl.Federation.of(clients), build(), seed=seed, **chosen)
+    if "graph" in settings:
+        made.task.seam = Seam(default="loop")  # as a device has one
+    return made
+
+
+def same(one: fl.Trainer, other: fl.Trainer) -> None:
+    wanted = numbers(one)
+    for name, value in numbers(other).items():
+        assert distance([value], [wanted[name]]) < 1e-12, name
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_a_linear_chain_is_the_reference(name, traced, caplog):
+    fast, alone = world(LINEAR[name], graph=True), world(LINEAR[name], engine="reference")
+    start = fast.server.w.clone()
+    with caplog.at_level("INFO", "undrift"):
+        for a, b in zip(alone.run(4), fast.run(4), strict=True):
+            assert (a.ids, a.skipped, a.steps) == (b.ids, b.skipped, b.steps)
+            assert a.loss == pytest.approx(b.loss, abs=1e-12)
+    (runner,) = fast.engine._rounds
+    assert runner.stepping.chain is not None and "unfused" not in caplog.text
+    assert set(runner.histories.layers) == {"2", "5"}
+    same(alone, fast)
+    assert float((fast.server.w - start).norm()) > 1e-3
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_not_linear_moves_as_ever(name):
+    fast, alone = world(OTHERS[name], graph=True), world(OTHERS[name], engine="reference")
+    fast.run(3)
+    alone.run(3)
+    (runner,) = fast.engine._rounds
+    assert runner.stepping.chain is None and runner.histories is None
+    same(alone, fast)
+
+
+def test_several_experiments_have_numbers_of_their_own():
+    rates = [0.05, 0.1, 0.2]
+    builds = [lambda lr=lr: fl.scaffold(local=fl.sgd(lr, momentum=lr * 4)) for lr in rates]
+    fleet = fl.Fleet([world(b, seed, graph=True) for seed, b in enumerate(builds)])
+    fleet.run(3)
+    assert fleet._runner.stepping.chain is not None
+    for seed, (build, trainer) in enumerate(zip(builds, fleet.trainers, strict=True)):
+        alone = world(build, seed, engine="reference")
+        alone.run(3)
+        same(alone, trainer)
+
+
+def test_a_client_that_is_not_finite_is_left_out_alone():
+    def broken(**settings) -> fl.Trainer:
+        made = world(LINEAR["scaffold"], sampler=fl.Everyone(), **settings)
+        made.federation.x[made.federation.members[:6]] = torch.inf
+        return made
+
+    alone, fast = broken(engine="reference"), broken(graph=True)
+    for a, b in zip(alone.run(3), fast.run(3), strict=True):
+        assert a.skipped == b.skipped == [0]
+    same(alone, fast)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "decay"])
+def test_replayed_chains_are_those_of_the_reference(name, recorded):
+    """In cohorts of changing size, with clients who take no step."""
+    settings = {"work": fl.Work(epochs=2, batch=4, last="drop"), "sampler": fl.Bernoulli(0.7)}
+    fast = world(LINEAR[name], 3, (6, 3, 5, 7), graph=True, **settings)
+    alone = world(LINEAR[name], 3, (6, 3, 5, 7), engine="reference", **settings)
+    fast.run(7)
+    alone.run(7)
+    assert fast.engine._rounds[0].stepping.chain is not None and fast.engine.plan()["graph"]
+    assert len(recorded) >= 3
+    same(alone, fast)
+
+
+def test_momentum_is_read_where_a_rule_keeps_it():
+    """Then nothing may be forgotten: the end of a round asks for it."""
+    fast = world(OTHERS["momentum that stays"], graph=True)
+    fast.run(2)
+    assert fast.engine._rounds[0].stepping.chain is None

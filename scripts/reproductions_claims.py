@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reproductions_costs import CLIENTS, means_sent
-
+from undrift.papers.counted import CLIENTS, means_sent
 from undrift.papers.records import read_records
 from undrift.papers.scores import far, number
 

@@ -5,16 +5,17 @@ python scripts/reproductions_page.py
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from reproductions_claims import claim_rows
-from reproductions_costs import COHORT, PARAMETERS, STEPS, client_rows, delta_rows, server_rows
 from reproductions_pictures import draw, shown
 
 from undrift.experiment.family import Setting, is_figure, paper_files, settings_of
 from undrift.papers import counts, read_records
+from undrift.papers.counted import COUNTED
 from undrift.papers.figures import CURVES_OF
 from undrift.papers.scores import number
 
@@ -97,31 +98,12 @@ def figures() -> str:
 
 def counted() -> str:
     """Show the tables that need no training."""
-    head = ["method", "operations in a round", "million sums", "million products"]
-    delta = table(["method", "set-up", "network", "means: ours / paper", "bytes: ours / paper"],
-                  delta_rows())  # fmt: skip
-    return f"""## rfedavg-table3
-
-rFedAvg, Table III: the size of delta, what one client is sent of feature means. Counted from our
-rules, 4 bytes a number. The paper's bytes are means of 512 or 256 numbers, each with 760 bytes that
-pickling adds; in the cross-device set-up it counts the means of the 100 that take part, where we
-send those of all 499 others.
-
-{delta}
-
-## adabest-table4
-
-AdaBest, Table 4: what a client computes in a round of K steps; n parameters, g a gradient, s a sum,
-m a product. The numbers are for feddyn_cnn (n = {PARAMETERS:,}) and K = {STEPS}, gradients apart.
-
-{table(head, client_rows())}
-
-## adabest-table5
-
-AdaBest, Table 5: what the server computes in a round with P participants (here {COHORT}).
-
-{table(head, server_rows())}
-"""
+    parts = [
+        f"## {name}\n\n{textwrap.fill(f'{one.of}, {one.table}: {one.about}', 100)}\n\n"
+        f"{table(one.head, one.rows())}"
+        for name, one in COUNTED.items()
+    ]
+    return "\n\n".join(parts)
 
 
 def wall_clock(sessions: Sequence[dict[str, Any]]) -> str:

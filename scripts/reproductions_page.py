@@ -24,6 +24,7 @@ RECORDS = ROOT / "reproductions"
 PAGE = ROOT / "docs" / "reproductions.md"
 PICTURES = "pictures/reproductions"
 FEW_COLUMNS = 5  # of a table with many
+ABSENT = {"emnist": "EMNIST", "femnist": "FEMNIST", "sent140": "Sent140"}  # not to be had
 
 INTRODUCTION = """\
 # Reproductions
@@ -260,15 +261,17 @@ def alternatives(entries: Sequence[dict[str, Any]]) -> str:
 
 
 def missing(settings: Sequence[Setting], cells: dict[tuple[str, str], Any]) -> str:
-    """Name the cells that were not run."""
-    lines = []
+    """Name the cells that were not run, those apart whose data were not to be had."""
+    lines: dict[str, list[str]] = {}
     for setting in settings:
         names = [setting.paper["methods"][m] for m in setting.cells
                  if (setting.name, m) not in cells]  # fmt: skip
         if names:
             what = "all" if len(names) == len(setting.cells) else ", ".join(names)
-            lines.append(f"`{setting.name}` ({what})")
-    return f"No full record yet: {'; '.join(lines)}." if lines else ""
+            absent = ABSENT.get(setting.table["data"]["use"])
+            why = f"The data were not available ({absent})" if absent else "No full record yet"
+            lines.setdefault(why, []).append(f"`{setting.name}` ({what})")
+    return "\n\n".join(f"{why}: {'; '.join(some)}." for why, some in lines.items())
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

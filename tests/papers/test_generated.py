@@ -49,3 +49,15 @@ def test_rfedavg_s_row_of_tweets(tmp_path, monkeypatch):
     name = "rfedavg-table1-sent140-noniid"
     entry = reproduced(tmp_path, monkeypatch, name, "rFedAvg", "data.verify=false")
     assert entry["data"]["name"] == "sent140" and not entry["data"]["real"]
+
+
+@pytest.mark.slow
+def test_rfedavg_s_figure_of_writers(tmp_path, monkeypatch):
+    counts = [36 + k for k in range(12)]
+    people.leaf(tmp_path / "data/femnist/all_data/all_data_0.json", people.writers(counts))
+    name = "rfedavg-fig8-n100-low-noniid"
+    entry = reproduced(
+        tmp_path, monkeypatch, name, "rFedAvg+", "partition.max_clients=10", "work.epochs=1"
+    )
+    assert entry["data"]["name"] == "femnist" and entry["data"]["real"] is None
+    assert "no checksum known" in entry["data"]["form"] and entry["rounds"] == 1

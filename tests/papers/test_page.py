@@ -68,6 +68,16 @@ def test_the_deviation_within_a_run_stands_beside_that_of_the_seeds(script) -> N
     assert len(told) == len(script.columns({"shows": "five"}))
 
 
+def test_rows_without_data_are_told_from_rows_that_were_not_run(script) -> None:
+    told = script.missing(settings_of("rfedavg-table1"), {})
+    run, absent = told.split("\n\n")
+    assert "`rfedavg-table1-mnist-s0` (all)" in run and "sent140" not in run
+    assert absent == (
+        "The data were not available (Sent140): `rfedavg-table1-sent140-noniid` (all); "
+        "`rfedavg-table1-sent140-iid` (all)."
+    )
+
+
 def test_many_methods_are_drawn_in_panels(script) -> None:
     pictures = importlib.import_module("reproductions_pictures")
     few = {i: {"curves": {"train_loss": {}, "drift": {}}} for i in range(6)}

@@ -23,6 +23,7 @@ from undrift.sources import Info
 from undrift.state.disk import make_directory, write_atomically
 
 Entry = dict[str, Any]
+UNCHECKED = ("femnist", "shakespeare")  # no checksum is known: LEAF's scripts draw their own files
 
 
 class About:
@@ -48,12 +49,15 @@ class About:
         """Write down which data are used, and with which commit these methods go on.
 
         `begun` tells of each method whether it has rounds already.  Files that were not verified
-        may be anything: they do not count as the real ones.
+        may be anything: they do not count as the real ones.  Where no checksum is known, `real` is
+        None.
         """
+        known_form = info.form in (FORM, "generated") or info.source not in UNCHECKED
+        doubt = "not verified" if not verified else "" if known_form else "no checksum known"
         data = {
             "name": info.source,
-            "form": info.form if verified else f"{info.form}, not verified",
-            "real": verified and info.form not in (FORM, "generated"),
+            "form": f"{info.form}, {doubt}" if doubt else info.form,
+            "real": (verified and info.form not in (FORM, "generated")) if known_form else None,
         }
         known, now = self.read(), commit()
         commits = dict(known.get("commits", {}))

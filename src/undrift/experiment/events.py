@@ -19,6 +19,17 @@ class RunInfo(NamedTuple):
     folder: Path | None  # None for a run that is kept in memory
     experiment: Mapping[str, Any]  # everything that decides it, as plain tables
 
+    @property
+    def seed_text(self) -> str:
+        """Write the seed as the run's folder does: partition, model and run where they differ.
+
+        >>> seeds = {"partition": 0, "model": 1, "run": 1}
+        >>> RunInfo("e", "fedavg", 7488935335552649, 10, None, {"seed": seeds}).seed_text
+        '0-1-1'
+        """
+        parts = self.experiment.get("seed")
+        return "-".join(map(str, parts.values())) if isinstance(parts, Mapping) else str(self.seed)
+
 
 class Listener(Protocol):
     """Whoever wants to know how runs go on.  Calls come from one thread, in order."""

@@ -218,7 +218,7 @@ class Crew:
             return
         info = self.infos[self.busy[number]]
         if event["event"] == "note":
-            self._note(f"{info.label} seed {info.seed}: {event['value']}")
+            self._note(f"{info.label} seed {info.seed_text}: {event['value']}")
         elif event["event"] == "failed":
             error = _error(event)
             self.errors.append(error)

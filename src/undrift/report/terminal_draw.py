@@ -128,7 +128,7 @@ def error_text(error: BaseException) -> str:
 def _who(state: ViewState, view: RunView, room: int) -> Line:
     width = _label_width(state, room)
     label = fit(clean(view.run.label), width, "…" if state.style.unicode else "~")
-    return [Span(pad(label, width), "strong"), Span(f"{GAP}seed {view.run.seed}", "quiet")]
+    return [Span(pad(label, width), "strong"), Span(f"{GAP}seed {view.run.seed_text}", "quiet")]
 
 
 def _label_width(state: ViewState, room: int) -> int:
@@ -186,7 +186,7 @@ def _texts(state: ViewState, view: RunView) -> dict[str, str]:
     rounds = str(view.run.rounds)
     return {
         "label": clean(view.run.label),
-        "seed": f"seed {view.run.seed}",
+        "seed": f"seed {view.run.seed_text}",
         "bar": "",
         "progress": f"{view.round:>{len(rounds)}}/{rounds}",
         "left": f"ETA {duration(left)}" if left is not None else "",

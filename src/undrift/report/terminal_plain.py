@@ -78,7 +78,7 @@ def failed_text(view: RunView, error: BaseException) -> str:
 
 
 def _who(view: RunView) -> str:
-    return f"{clean(view.run.label)} seed {view.run.seed}"
+    return f"{clean(view.run.label)} seed {view.run.seed_text}"
 
 
 def _value_texts(view: RunView) -> Sequence[str]:

@@ -202,7 +202,9 @@ def passes_time(trainer: fl.Trainer, steps: int, rounds: int) -> float | None:
     seats = [runner._seat(g) for g in range(len(runner.groups))]
 
     def pass_through() -> None:
-        if stepping.in_place:
+        if stepping.chain is not None:
+            stepping.pass_by_numbers(stepping.chain, seats[0], models, batch, keys, number)
+        elif stepping.in_place:
             stepping.take(runner.groups, seats, models, batch, keys, number)
         else:
             stepping._found(*models, batch, keys)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from torch import nn
 
 import undrift as fl
-from undrift.core.history import Histories
+from undrift.core import history
+from undrift.engines import device_round
 from undrift.fleet import Fleet
 
 pytestmark = [
@@ -19,7 +18,6 @@ pytestmark = [
 
 
 DEVICE = "cuda"
-FOR_TASK = Histories.for_task
 
 
 def trainer(
@@ -79,33 +77,49 @@ def test_after_one_step_in_float32_it_is_what_runs_alone_give() -> None:
             assert float((apart.abs() > 1e-5).float().mean()) < 0.01
 
 
+MOMENTUM = fl.sgd(0.02, momentum=0.9)
+CHAINS = {
+    "plain": lambda: fl.fedavg(0.05),
+    "momentum": lambda: fl.fedavg(local=MOMENTUM),
+    "scaffold": lambda: fl.scaffold(local=MOMENTUM),
+    "feddyn": lambda: fl.feddyn(0.05),
+    "feddc": lambda: fl.feddc(0.05),  # two vectors of each client
+}
+BY_THEMSELVES = ("plain", "feddc")  # layers step anyway, or are moved afterwards
+
+
+@pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize(
     ("precision", "bound"), [("float32", 1e-4), ("tf32", 3e-3), ("bf16", 0.01)]
 )
-def test_wide_layers_that_remember(precision: str, bound: float, monkeypatch) -> None:
+def test_wide_layers_that_remember(name: str, precision: str, bound: float, monkeypatch) -> None:
     """Written at the end of a round, by a kernel or not, they are what moving ones are.
 
     Nothing in the network has a kink: one that rounding crosses moves a whole gradient.
     """
 
-    def moved(precision: str, least: int) -> torch.Tensor:
-        monkeypatch.setattr(Histories, "for_task", partial(FOR_TASK, least=least))
+    def moved(precision: str, how: str) -> torch.Tensor:
+        wide = 10 if how == "remembered" else 1000
+        monkeypatch.setattr(history, "pays", lambda layer, *rest: layer.out_features > wide)
+        least = 0 if how == "combined" else 2**62
+        monkeypatch.setitem(device_round.LEAST_COMBINED, "cuda", least)
         torch.manual_seed(0)
-        wide = nn.Sequential(nn.Flatten(), nn.Linear(768, 96), nn.Tanh(), nn.Linear(96, 64))
+        layers = nn.Sequential(nn.Flatten(), nn.Linear(768, 96), nn.Tanh(), nn.Linear(96, 64))
         work = fl.Work(steps=4, batch=8)
         one = trainer(
-            fl.fedavg(0.05), precision=precision, work=work,
-            net=nn.Sequential(wide, nn.Tanh(), nn.Linear(64, 4)),
+            CHAINS[name](), precision=precision, work=work,
+            net=nn.Sequential(layers, nn.Tanh(), nn.Linear(64, 4)),
         )  # fmt: skip
         start = one.server.w.clone()
         one.run(4)
-        known = one.engine._rounds[0].histories
-        assert bool(known) == (least == 0) and (least or len(known.layers) == 2)
+        (runner,) = one.engine._rounds
+        assert bool(runner.histories) == (how == "remembered")
+        assert bool(runner.stepping.combined) == (how == "combined" and name not in BY_THEMSELVES)
         return one.server.w - start
 
-    wanted = moved("float32", 2**60)
-    assert apart(moved(precision, 2**60), wanted) < bound
-    assert apart(moved(precision, 0), wanted) < bound
+    wanted = moved("float32", "moving")
+    for how in ("moving", "remembered", "combined"):
+        assert apart(moved(precision, how), wanted) < bound, how
 
 
 @pytest.mark.parametrize("place", ["host", "file"])

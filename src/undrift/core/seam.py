@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from undrift.core.conv_ways import TORCH_WAYS
-from undrift.core.linear import Descent
+from undrift.core.linear import Combination, Descent
 from undrift.core.precision import check_precision
 from undrift.errors import unknown_name
 
@@ -25,6 +25,7 @@ class Way(NamedTuple):
     narrow: bool = False  # leave the output in the operand type: the next layer reads it so
     descent: Descent | None = None  # take the SGD step while going back
     history: History | None = None  # remember the step instead, see core/history.py
+    combination: Combination | None = None  # move by it while going back
     planes: bool = False  # a convolution's output is best when each channel lies together
     rectify: bool = False  # a linear layer's input goes through ReLU first
 
@@ -61,5 +62,7 @@ class Seam:
         known = None if descent is None else descent.histories
         history = None if known is None else known.layers.get(layer)
         name = self.choices.get(layer, self.default)
-        steps = descent if descent is not None and descent.steps else None
-        return Way(name, self.precision, narrow, steps, history)
+        if descent is None or descent.steps:
+            return Way(name, self.precision, narrow, descent, history)
+        combination = (descent.combinations or {}).get(layer)
+        return Way(name, self.precision, narrow, None, history, combination)

@@ -29,3 +29,40 @@ def settle(at, gradient, mask, rate, kept, MOVE: tl.constexpr):
         old = tl.load(at, mask=mask, other=0.0)
         value = kept * old - tl.where(rate == 0, 0.0, rate * gradient)
     tl.store(at, value, mask=mask)
+
+
+@triton.jit
+def combine(
+    at, old, gradient, place, mask, numbers, m, first, second, own, MOMENTUM: tl.constexpr,
+    SHARED: tl.constexpr, OWN: tl.constexpr,
+):  # fmt: skip
+    """Move weights that were `old`, and their momentum, to combinations of what lies at `place`.
+
+    numbers [2, 6]: how much of weight, momentum, gradient, two vectors that are shared and one of
+    the client is in weight and momentum.  None of a gradient is none, even if that is no number.
+    """
+    much = tl.load(numbers + 2)
+    after = tl.load(numbers) * old + tl.where(much == 0, 0.0, much * gradient)
+    if SHARED > 0:
+        a = tl.load(first + place, mask=mask, other=0.0)
+        after += tl.load(numbers + 3) * a
+    if SHARED > 1:
+        b = tl.load(second + place, mask=mask, other=0.0)
+        after += tl.load(numbers + 4) * b
+    if OWN:
+        c = tl.load(own + place, mask=mask, other=0.0)
+        after += tl.load(numbers + 5) * c
+    if MOMENTUM:
+        held = tl.load(m + place, mask=mask, other=0.0)
+        after += tl.load(numbers + 1) * held
+        much = tl.load(numbers + 8)
+        next = tl.load(numbers + 6) * old + tl.where(much == 0, 0.0, much * gradient)
+        next += tl.load(numbers + 7) * held
+        if SHARED > 0:
+            next += tl.load(numbers + 9) * a
+        if SHARED > 1:
+            next += tl.load(numbers + 10) * b
+        if OWN:
+            next += tl.load(numbers + 11) * c
+        tl.store(m + place, next, mask=mask)
+    tl.store(at, after, mask=mask)

@@ -27,3 +27,15 @@ def _quick_make_fx(function):
             return make_fx(function)(*values)
 
     return trace
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Record and replay the pieces of a round as a device does: see tests/engines/replaying.py."""
+    from replaying import Replayed
+
+    from undrift.engines import device_round
+
+    monkeypatch.setattr(Replayed, "recorded", [], raising=False)
+    monkeypatch.setattr(device_round, "Piece", Replayed)
+    return Replayed.recorded

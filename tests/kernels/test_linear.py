@@ -14,12 +14,12 @@ pytest.importorskip("triton", reason="the kernels need triton")
 from undrift.core.blocks import find_block, moving
 from undrift.core.convolution import Seam, Way
 from undrift.core.dense import dense
-from undrift.core.linear import Combination, Descent, take_step
+from undrift.core.linear import Descent, take_step
 from undrift.core.ops import Pass, prepare
 from undrift.core.task import Task
 from undrift.kernels import interpreted, linear
 from undrift.kernels.linear import LinearProblem
-from undrift.kernels.problem import Terms
+from undrift.kernels.problem import Combination, Terms
 from undrift.testing.compare import distance
 
 C = 2

@@ -77,7 +77,7 @@ MAY_IMPORT = {
     },
     "deploy": {"data", "state", "experiment", "federated", "deploy"},
     "trackers": {"experiment", "models", "state", "trackers"},
-    "papers": {"core", "data", "experiment", "sources", "state", "papers"},
+    "papers": {"core", "data", "experiment", "rules", "sources", "state", "papers"},
 }
 EVERYWHERE = {"errors"}
 

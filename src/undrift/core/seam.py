@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from undrift.core.conv_ways import TORCH_WAYS
-from undrift.core.linear import Combination, Descent
+from undrift.core.linear import Descent
 from undrift.core.precision import check_precision
 from undrift.errors import unknown_name
+from undrift.kernels.problem import Combination
 
 if TYPE_CHECKING:
     from undrift.core.history import History

@@ -22,7 +22,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from undrift.core.algorithm import Broadcast, Client
 from undrift.core.history import Histories, Numbers, Vectors
-from undrift.core.linear import Combination
 from undrift.core.round import Found, shares_gradient
 from undrift.core.task import Batch, Task
 from undrift.core.tree import EMPTY, Tree, leaves, rebuild, structure
@@ -30,6 +29,7 @@ from undrift.core.views import Carry
 from undrift.engines.fused import Fused
 from undrift.engines.group import Group, NoPasses
 from undrift.engines.linearity import reach, reads
+from undrift.kernels.problem import Combination
 
 NAME = "all"  # of the one parameter that short vectors have
 

@@ -6,7 +6,7 @@ Shapes.  x [C, R, in], w [C, out, in] (clients may lie far apart), b [C, out], g
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
@@ -15,13 +15,10 @@ from torch import Tensor
 from undrift.kernels import interpreted
 from undrift.kernels.interpreter import mend
 from undrift.kernels.launches import ROUNDING
-from undrift.kernels.problem import TYPES, Terms, power
+from undrift.kernels.problem import TYPES, Combination, Terms, power
 from undrift.kernels.programs import linear as programs
 from undrift.kernels.trials import largest, relative, some_of
 from undrift.kernels.tuner import Configuration, Launch, Trial, as_tuned, configuration, on_device
-
-if TYPE_CHECKING:
-    from undrift.core.linear import Combination
 
 if interpreted():
     mend()

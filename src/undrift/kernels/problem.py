@@ -201,3 +201,41 @@ class Terms(NamedTuple):
             each.addcmul_(self.shared[:, None, j], weights[:, :, j])
         for vectors, weight in zip(self.own, self.own_weights, strict=True):
             w.addcmul_(vectors, weight[:, None, None])
+
+
+class Combination(NamedTuple):
+    """How a cohort's layer moves under a linear chain of rules (engines/linear_chain.py).
+
+    Its weights w and their momentum m become combinations of w, m, the gradient, two vectors that
+    an experiment shares and one of each client.  Vectors are the layer's columns of those that a
+    step reads: its weights, then its bias.
+    """
+
+    numbers: Tensor  # [n, 2, 6], n clients
+    momentum: Tensor | None  # [n, size]
+    shared: tuple[Tensor, ...]  # [S, size] each, n / S clients
+    own: Tensor | None  # [n, size]
+
+    def move(self, w: Tensor, b: Tensor | None, by_w: Tensor, by_b: Tensor | None) -> None:
+        """Move weights w [n, out, in] and bias b [n, out] in place, given their gradients."""
+        size = w[0].numel()
+        self._move(w, by_w, slice(0, size))
+        if b is not None and by_b is not None:
+            self._move(b, by_b, slice(size, size + b[0].numel()))
+
+    def _move(self, w: Tensor, g: Tensor, columns: slice) -> None:
+        def of(vectors: Tensor) -> Tensor:
+            mine = vectors[:, columns].reshape(len(vectors), *w.shape[1:])
+            return mine.repeat_interleave(len(w) // len(vectors), 0)
+
+        places = [(0, w), (2, g), *((3 + j, of(v)) for j, v in enumerate(self.shared))]
+        places += [(1, of(self.momentum))] if self.momentum is not None else []
+        places += [(5, of(self.own))] if self.own is not None else []
+        after = []
+        for row in self.numbers.to(w.dtype).unbind(1):
+            parts = [(row[:, j].reshape(-1, *[1] * (w.dim() - 1)), v) for j, v in places]
+            terms = [torch.where(much == 0, 0.0, much * v) for much, v in parts]
+            after.append(torch.stack(terms).sum(0))
+        w.copy_(after[0])
+        if self.momentum is not None:
+            self.momentum[:, columns] = after[1].flatten(1)

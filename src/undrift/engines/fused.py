@@ -126,8 +126,6 @@ def _settings(traced: torch.fx.GraphModule) -> Any:
     put_together = [n for n in traced.graph.nodes if n.target is torch.ops.aten.cat.default]
     few = all(len(node.args[0]) <= MOST_LAYERS for node in put_together)
     wanted = {"compile_threads": 1, "force_pointwise_cat": few, "deterministic": True}
-    # what several results are made of is computed again, not written down: vectors are long
-    wanted |= {"realize_reads_threshold": 64, "realize_opcount_threshold": 1000}
     if any(node.target in SORTS for node in traced.graph.nodes):
         wanted["triton.persistent_reductions"] = False  # torch's sort is as fast, and is there
     return config.patch({name: value for name, value in wanted.items() if _is_known(config, name)})

@@ -35,7 +35,6 @@ LINEAR = {
         local=fl.sgd(0.1, momentum=0.5, schedule=fl.Listed(steps=(1.0, 0.5, 0.0)))
     ),
 }
-TWO_OF_THEIR_OWN = ("feddc", "vrlsgd")
 OTHERS = {
     "clipping": lambda: fl.scaffold(local=fl.sgd(0.1, momentum=0.9, clip=0.5)),
     "adam": lambda: fl.fedavg(local=fl.Adam(lr=0.01)),
@@ -44,23 +43,14 @@ OTHERS = {
 }
 
 
-@pytest.fixture(params=["remembered", "combined"])
-def how(request, monkeypatch) -> str:
-    """Wide layers remember their steps, or linear layers take them on their way back."""
-    wide = 10 if request.param == "remembered" else 1000
-    monkeypatch.setattr(history, "pays", lambda layer, *rest: layer.out_features > wide)
-    if request.param == "combined":
-        monkeypatch.setitem(device_round.LEAST_COMBINED, "cpu", 0)
-    return request.param
+@pytest.fixture(autouse=True)
+def _remembering(monkeypatch):
+    monkeypatch.setattr(history, "pays", lambda layer, *rest: layer.out_features > 10)
 
 
-def check_how(runner: device_round.DeviceRound, how: str) -> None:
+def check_chain(runner: device_round.DeviceRound) -> None:
     """Else nothing would be tested."""
-    assert runner.stepping.chain is not None
-    if how == "remembered":
-        assert set(runner.histories.layers) == {"2", "5"} and not runner.stepping.combined
-    else:
-        assert runner.histories is None and set(runner.stepping.combined) == {"0", "2", "5", "7"}
+    assert runner.stepping.chain is not None and set(runner.histories.layers) == {"2", "5"}
 
 
 def world(build, seed: int = 0, sizes=(6, 8, 5, 7), **settings) -> fl.Trainer:
@@ -90,11 +80,7 @@ def same(one: fl.Trainer, other: fl.Trainer) -> None:
 
 
 @pytest.mark.parametrize("name", LINEAR)
-def test_a_linear_chain_is_the_reference(name, how, traced, caplog):
-    if name in TWO_OF_THEIR_OWN and how == "combined":
-        pytest.skip("layers take one vector of each client")
-    if name == "decay" and how == "combined":
-        pytest.skip("plain layers step by themselves")
+def test_a_linear_chain_is_the_reference(name, traced, caplog):
     fast, alone = world(LINEAR[name], graph=True), world(LINEAR[name], engine="reference")
     start = fast.server.w.clone()
     with caplog.at_level("INFO", "undrift"):
@@ -102,14 +88,14 @@ def test_a_linear_chain_is_the_reference(name, how, traced, caplog):
             assert (a.ids, a.skipped, a.steps) == (b.ids, b.skipped, b.steps)
             assert a.loss == pytest.approx(b.loss, abs=1e-12)
     (runner,) = fast.engine._rounds
-    check_how(runner, how)
+    check_chain(runner)
     assert "unfused" not in caplog.text
     same(alone, fast)
     assert float((fast.server.w - start).norm()) > 1e-3
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_is_not_linear_moves_as_ever(name, how):
+def test_what_is_not_linear_moves_as_ever(name):
     fast, alone = world(OTHERS[name], graph=True), world(OTHERS[name], engine="reference")
     fast.run(3)
     alone.run(3)
@@ -118,19 +104,19 @@ def test_what_is_not_linear_moves_as_ever(name, how):
     same(alone, fast)
 
 
-def test_several_experiments_have_numbers_of_their_own(how):
+def test_several_experiments_have_numbers_of_their_own():
     rates = [0.05, 0.1, 0.2]
     builds = [lambda lr=lr: fl.scaffold(local=fl.sgd(lr, momentum=lr * 4)) for lr in rates]
     fleet = fl.Fleet([world(b, seed, graph=True) for seed, b in enumerate(builds)])
     fleet.run(3)
-    check_how(fleet._runner, how)
+    check_chain(fleet._runner)
     for seed, (build, trainer) in enumerate(zip(builds, fleet.trainers, strict=True)):
         alone = world(build, seed, engine="reference")
         alone.run(3)
         same(alone, trainer)
 
 
-def test_a_client_that_is_not_finite_is_left_out_alone(how):
+def test_a_client_that_is_not_finite_is_left_out_alone():
     def broken(**settings) -> fl.Trainer:
         made = world(LINEAR["scaffold"], sampler=fl.Everyone(), **settings)
         made.federation.x[made.federation.members[:6]] = torch.inf
@@ -143,13 +129,13 @@ def test_a_client_that_is_not_finite_is_left_out_alone(how):
 
 
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "nesterov"])
-def test_replayed_chains_are_those_of_the_reference(name, how, recorded):
+def test_replayed_chains_are_those_of_the_reference(name, recorded):
     """In cohorts of changing size, with clients who take no step."""
     settings = {"work": fl.Work(epochs=2, batch=4, last="drop"), "sampler": fl.Bernoulli(0.7)}
     fast = world(LINEAR[name], 3, (6, 3, 5, 7), graph=True, **settings)
     alone = world(LINEAR[name], 3, (6, 3, 5, 7), engine="reference", **settings)
     fast.run(7)
     alone.run(7)
-    check_how(fast.engine._rounds[0], how)
+    check_chain(fast.engine._rounds[0])
     assert len(recorded) >= 3 and fast.engine.plan()["graph"]
     same(alone, fast)

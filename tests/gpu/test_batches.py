@@ -8,7 +8,6 @@ from torch import nn
 
 import undrift as fl
 from undrift.core import history
-from undrift.engines import device_round
 from undrift.fleet import Fleet
 
 pytestmark = [
@@ -85,7 +84,6 @@ CHAINS = {
     "feddyn": lambda: fl.feddyn(0.05),
     "feddc": lambda: fl.feddc(0.05),  # two vectors of each client
 }
-BY_THEMSELVES = ("plain", "feddc")  # layers step anyway, or are moved afterwards
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -101,8 +99,6 @@ def test_wide_layers_that_remember(name: str, precision: str, bound: float, monk
     def moved(precision: str, how: str) -> torch.Tensor:
         wide = 10 if how == "remembered" else 1000
         monkeypatch.setattr(history, "pays", lambda layer, *rest: layer.out_features > wide)
-        least = 0 if how == "combined" else 2**62
-        monkeypatch.setitem(device_round.LEAST_COMBINED, "cuda", least)
         torch.manual_seed(0)
         layers = nn.Sequential(nn.Flatten(), nn.Linear(768, 96), nn.Tanh(), nn.Linear(96, 64))
         work = fl.Work(steps=4, batch=8)
@@ -114,11 +110,10 @@ def test_wide_layers_that_remember(name: str, precision: str, bound: float, monk
         one.run(4)
         (runner,) = one.engine._rounds
         assert bool(runner.histories) == (how == "remembered")
-        assert bool(runner.stepping.combined) == (how == "combined" and name not in BY_THEMSELVES)
         return one.server.w - start
 
     wanted = moved("float32", "moving")
-    for how in ("moving", "remembered", "combined"):
+    for how in ("moving", "remembered"):
         assert apart(moved(precision, how), wanted) < bound, how
 
 

@@ -19,7 +19,7 @@ from undrift.core.ops import Pass, prepare
 from undrift.core.task import Task
 from undrift.kernels import interpreted, linear
 from undrift.kernels.linear import LinearProblem
-from undrift.kernels.problem import Combination, Terms
+from undrift.kernels.problem import Terms
 from undrift.testing.compare import distance
 
 C = 2
@@ -110,42 +110,6 @@ def test_weights_are_rebuilt_from_all_they_are_made_of(own, device):
     found = torch.full_like(wanted, torch.nan)
     linear.rebuild(LinearProblem(clients, rows, inputs, outputs, "fp16"), g, x, terms, found, -0.5)
     assert distance([found], [wanted]) < 1e-3
-
-
-@pytest.mark.parametrize("precision", ["float32", "tf32", "fp16"])
-@pytest.mark.parametrize("shared", [0, 1, 2])
-@pytest.mark.parametrize(("momentum", "own"), [(False, False), (True, False), (True, True)])
-def test_layers_move_by_a_combination(precision, shared, momentum, own, device):
-    clients, rows, inputs, outputs = 4, 5, 20, 34
-    size, source = outputs * inputs + outputs, torch.Generator().manual_seed(shared)
-
-    def some(*sizes: int) -> Tensor:
-        return torch.randn(sizes, generator=source).half().float().to(device)
-
-    numbers = some(clients, 2, 6)
-    numbers[-1] = torch.eye(6)[:2]  # the last client stands still
-    x, g = some(clients, rows, inputs), some(clients, rows, outputs)
-    g[-1] = torch.nan
-    ends = []
-    models, far = some(clients, size + 3), some(clients, size + 5)
-    vectors, own_vectors = some(2, 2, size), some(clients, size + 7)
-    for by_kernel in (True, False):
-        w = models.clone()[:, :size]
-        weights, bias = w[:, : outputs * inputs].unflatten(1, (outputs, inputs)), w[:, -outputs:]
-        how = Combination(
-            numbers, far.clone()[:, 5:] if momentum else None, tuple(vectors[:shared].unbind(0)),
-            own_vectors[:, 7:] if own else None,
-        )  # fmt: skip
-        if by_kernel:
-            p = LinearProblem(clients, rows, inputs, outputs, precision)
-            back = linear.combine(p, g, x, weights, bias, how, True, torch.float32)
-        else:
-            back = g @ weights
-            how.move(weights, bias, g.transpose(1, 2) @ x, g.sum(1))
-        ends.append([w, back[:-1], *([how.momentum] if momentum else [])])
-    assert all(t.isfinite().all() for t in ends[0])
-    assert distance(*ends) < BOUND[precision] * 3
-    assert torch.equal(ends[0][0][-1], models[-1, :size]), "who stands still does not move"
 
 
 def rows_of(*sizes: int, device) -> Tensor:

@@ -91,8 +91,7 @@ class _Dense(torch.autograd.Function):
             ctx.save_for_backward(cast if cast.numel() else x, x if ctx.how.rectify else w[:0])
         else:
             ctx.save_for_backward(x, cast if cast.numel() else w)
-        moves = ctx.how.descent is not None or ctx.how.combination is not None
-        ctx.bias = b if moves else None
+        ctx.bias = b if ctx.how.descent is not None else None
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
@@ -106,8 +105,6 @@ class _Dense(torch.autograd.Function):
         x, w = ctx.saved_tensors
         if ctx.how.descent is not None:
             return _descended(g, x, w, ctx.bias, ctx.how, needs[0]), None, None, None
-        if ctx.how.combination is not None:
-            return _combined(g, x, w, ctx.bias, ctx.how, needs[0]), None, None, None
         found = iter(_DenseGradient.apply(g, x, w, ctx.how, ctx.dtypes, needs))  # type: ignore[no-untyped-call]
         return *(next(found) if need else None for need in needs), None
 
@@ -186,25 +183,6 @@ def _descended(
     return back
 
 
-def _combined(
-    g: Tensor, x: Tensor, w: Tensor, b: Tensor | None, how: Way, by_input: bool
-) -> Tensor | None:
-    """Move a cohort's weights and biases by a combination; give the gradient by x if needed."""
-    w, bias, combination = w.data, None if b is None else b.data, how.combination
-    assert combination is not None, "asked for before"
-    problem = _problem(x, w, how)
-    if problem is not None:
-        from undrift.kernels import linear
-
-        rest = (combination, by_input, x.dtype, how.rectify)
-        return linear.combine(problem, g, x, w, bias, *rest)
-    needs = (by_input, True, b is not None)
-    found = list(_gradients(g, x, w, how, (x.dtype, w.dtype, w.dtype), needs))
-    back = found.pop(0) if by_input else None
-    combination.move(w, bias, found[0], found[1] if bias is not None else None)
-    return back
-
-
 def _rectified(x: Tensor, how: Way) -> Tensor:
     return x.relu() if how.rectify else x
 
@@ -226,7 +204,7 @@ def _history(how: Way) -> History:
 def _remembered(ctx: Any, g: Tensor, by_input: bool) -> Tensor | None:
     """Hand a step to the layer's history and move the biases; give the gradient by x."""
     (x, before), how, (kind, wide, _) = ctx.saved_tensors, ctx.how, ctx.dtypes
-    if how.descent is not None and ctx.bias is not None:
+    if ctx.bias is not None:
         take_step(ctx.bias.data, g.sum(1, dtype=wide), how.descent)
     back = _history(how).backward(g, x, kind if by_input else None)
     return None if back is None else _unrectified(back, before, how)

@@ -7,14 +7,11 @@ where nothing else reads the weights after their layer's backward pass; the engi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-from undrift.kernels.problem import Combination
 
 if TYPE_CHECKING:
     from undrift.core.history import Histories
@@ -23,15 +20,13 @@ if TYPE_CHECKING:
 class Descent(NamedTuple):
     """Plain SGD, to be taken inside the backward pass: w <- keep * w - lr * gradient.
 
-    Or, not `steps`: layers with a history remember the step, those with a combination take theirs,
-    and others give their gradients.
+    Or, not `steps`: layers with a history remember the step, and others give their gradients.
     """
 
     lr: float | Tensor  # of everybody, or one value per client: 0 stands still
     keep: float | Tensor  # 1 - lr * weight_decay
     histories: Histories | None = None  # of layers of a seam whose weights move after all steps
     steps: bool = True
-    combinations: Mapping[str, Combination] | None = None  # by layer
 
 
 def take_step(w: Tensor, g: Tensor | None, how: Descent) -> None:

@@ -10,7 +10,6 @@ from undrift.core.conv_ways import TORCH_WAYS
 from undrift.core.linear import Descent
 from undrift.core.precision import check_precision
 from undrift.errors import unknown_name
-from undrift.kernels.problem import Combination
 
 if TYPE_CHECKING:
     from undrift.core.history import History
@@ -26,7 +25,6 @@ class Way(NamedTuple):
     narrow: bool = False  # leave the output in the operand type: the next layer reads it so
     descent: Descent | None = None  # take the SGD step while going back
     history: History | None = None  # remember the step instead, see core/history.py
-    combination: Combination | None = None  # move by it while going back
     planes: bool = False  # a convolution's output is best when each channel lies together
     rectify: bool = False  # a linear layer's input goes through ReLU first
 
@@ -63,7 +61,5 @@ class Seam:
         known = None if descent is None else descent.histories
         history = None if known is None else known.layers.get(layer)
         name = self.choices.get(layer, self.default)
-        if descent is None or descent.steps:
-            return Way(name, self.precision, narrow, descent, history)
-        combination = (descent.combinations or {}).get(layer)
-        return Way(name, self.precision, narrow, None, history, combination)
+        steps = descent if descent is not None and descent.steps else None
+        return Way(name, self.precision, narrow, steps, history)

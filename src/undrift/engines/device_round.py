@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import vmap
 
 from undrift.core.algorithm import Algorithm, Broadcast, Client, Row, Server
@@ -50,7 +50,6 @@ from undrift.engines.stepping import Seat, Stepping
 from undrift.engines.turns import Crew, Done, Shape, Turn, grouped
 
 MOST_STEPS = 16  # that are recorded as one
-LEAST_COMBINED = {"cuda": 2**22, "cpu": 2**62}  # weights of a cohort: below, launches cost more
 
 
 class DeviceRound:
@@ -145,26 +144,12 @@ class DeviceRound:
         chain = LinearChain.find(self.groups[0], step, self.task.size)
         if chain is None:
             return
-        combined = {} if self.stepping.in_place else self._combined(chain)
-        histories = self._make_histories(chain.vectors)
-        if histories is not None:
-            chain.remember(histories)
-            self.histories = self.stepping.histories = histories
-        if histories is not None or combined:
-            self.stepping.chain, self.stepping.combined = chain, combined
-
-    def _combined(self, chain: LinearChain) -> dict[str, slice]:
-        """Tell which linear layers move on their way back, where that is worth it."""
-        seam, found, total = self.task.seam, dict[str, slice](), 0
-        if seam is None or not chain.combines:
-            return found
-        places = dict(zip(self.task.names, split(self.task.sizes), strict=True))
-        for name, part in self.task.module.named_modules():
-            names = [f"{name}.{n}" for n, _ in part.named_parameters(recurse=False)]
-            if isinstance(part, nn.Linear) and name and places.keys() >= set(names):
-                found[name] = slice(places[names[0]].start, places[names[-1]].stop)
-                total += len(self.algos) * self.shape.clients * part.weight.numel()
-        return found if total >= LEAST_COMBINED[self.device.type] else {}
+        histories = self._make_histories(chain.vectors._replace(in_place=self.stepping.in_place))
+        if histories is None:
+            return
+        chain.remember(histories)
+        self.histories = self.stepping.histories = histories
+        self.stepping.chain = chain
 
     def _vectors(self) -> tuple[list[Tensor], list[Tensor]]:
         """Give what weights are made of besides the received model and gradients."""

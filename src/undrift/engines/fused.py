@@ -29,7 +29,7 @@ class Fused:
     """Calls `function(*trees)`; all tensors it reads must be leaves of its arguments.
 
     It may write into them in place.  Shapes are those of the first call.  Where it cannot be
-    traced, `plain` is called instead.
+    traced, `plain` is called instead.  `vectors`: almost all is arithmetic on long vectors.
     """
 
     def __init__(
@@ -39,8 +39,9 @@ class Fused:
         *,
         compiled: bool,
         plain: Callable[..., Tree] | None = None,
+        vectors: bool = False,
     ) -> None:
-        self.function, self.plain = function, plain or function
+        self.function, self.plain, self._vectors = function, plain or function, vectors
         self.name, self.compiled = name, compiled
         self._made: Callable[..., Any] | None = None
         self._shape: Any = None  # of what the function returns
@@ -87,7 +88,7 @@ class Fused:
                 traced.recompile()
             else:
                 made = torch.compile(traced, fullgraph=True, dynamic=False)
-                with warnings.catch_warnings(), _settings(traced):
+                with warnings.catch_warnings(), _settings(traced, self._vectors):
                     warnings.simplefilter("ignore")  # the compiler's own remarks
                     made(*copies())  # not those that were traced: a counter has gone on there
         except Exception as error:  # any of the tracer's or the compiler's
@@ -113,7 +114,7 @@ def _copy(tensor: Tensor) -> Tensor:
     return room.copy_(once).expand_as(tensor)
 
 
-def _settings(traced: torch.fx.GraphModule) -> Any:
+def _settings(traced: torch.fx.GraphModule, vectors: bool) -> Any:
     """Compile in this process: for a handful of kernels a pool of others takes longer to start.
 
     A gradient is put together from those of the layers.  Of a few, the move reads them where they
@@ -125,7 +126,15 @@ def _settings(traced: torch.fx.GraphModule) -> Any:
 
     put_together = [n for n in traced.graph.nodes if n.target is torch.ops.aten.cat.default]
     few = all(len(node.args[0]) <= MOST_LAYERS for node in put_together)
-    wanted = {"compile_threads": 1, "force_pointwise_cat": few, "deterministic": True}
+    wanted: dict[str, Any] = {
+        "compile_threads": 1,
+        "force_pointwise_cat": few,
+        "deterministic": True,
+    }
+    if vectors:
+        # What several results are made of is computed for each of them: written down, it would be
+        # as long as all that is read.  (Where numbers are hashed, such code has no end.)
+        wanted |= {"realize_reads_threshold": 16, "realize_opcount_threshold": 300}
     if any(node.target in SORTS for node in traced.graph.nodes):
         wanted["triton.persistent_reductions"] = False  # torch's sort is as fast, and is there
     return config.patch({name: value for name, value in wanted.items() if _is_known(config, name)})

@@ -290,7 +290,7 @@ class Group(Alike):
         return ended
 
     def _fused(self, function: Callable[..., Any], name: str) -> Fused:
-        return Fused(self.each(function), name, compiled=self.compiled)
+        return Fused(self.each(function), name, compiled=self.compiled, vectors=True)
 
 
 def with_server(algo: Algorithm, server: Rule) -> Algorithm:

@@ -6,14 +6,13 @@ A step of short vectors, each of which is 1 at a place of its own, shows the com
 
     moved[i, j]    how much of vector j is in vector i after the step
 
-Wide layers that remember their steps (core/history.py) need no more than these numbers; other
-linear layers move by them on their way back, and the rest afterwards.  Whether a chain is linear is
-read off its recorded operations.
+Wide layers that remember their steps (core/history.py) need no more than these numbers; all other
+weights are moved by them.  Whether a chain is linear is read off its recorded operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +28,6 @@ from undrift.core.views import Carry
 from undrift.engines.fused import Fused
 from undrift.engines.group import Group, NoPasses
 from undrift.engines.linearity import reach, reads
-from undrift.kernels.problem import Combination
 
 NAME = "all"  # of the one parameter that short vectors have
 
@@ -68,15 +66,9 @@ class LinearChain:
         self._short = Short(places, step)
         self._moved = group.moved(_of_one_parameter(group))
         compiled = group.compiled
-        self._numbers = Fused(self._numbered, "the numbers of a step", compiled=compiled)
-        self._advance = Fused(self._advanced, "what a step counts", compiled=compiled)
+        self._advance = Fused(self._advanced, "the numbers of a step", compiled=compiled)
         self._apply = Fused(self._applied, "a local step by numbers", compiled=compiled)
         self._histories: Histories | None = None
-        # of what is shared, a step may read less than weights are made of
-        carried, shared = len(places.carried), len(places.shared)
-        read = set().union(*needed)
-        self._read_shared = [j for j in range(shared) if carried + 1 + j in read]
-        self.combines = carried <= 2 and len(self._read_shared) <= 2 and len(places.own) <= 1
 
     @classmethod
     def find(cls, group: Group, step: Step, size: int) -> LinearChain | None:
@@ -108,7 +100,7 @@ class LinearChain:
     def vectors(self) -> Vectors:
         """Count the vectors that a step reads."""
         carried, shared, own = map(len, self.places)
-        return Vectors(shared, own, carried)
+        return Vectors(shared, own, carried, in_place=False)
 
     def remember(self, histories: Histories) -> None:
         """Let wide layers remember their steps."""
@@ -125,35 +117,10 @@ class LinearChain:
         return [held[i] for i in self.places.own]
 
     # -- one step ----------------------------------------------------------------------------
-    def numbers(self, step: Step) -> StepNumbers:
-        """Tell what a step will do, before its gradients are known."""
-        made: StepNumbers = self._numbers(*self._short.of(step))
-        return made
-
-    def combinations(
-        self, numbers: StepNumbers, step: Step, layers: Mapping[str, slice]
-    ) -> dict[str, Combination]:
-        """Let layers, which stand in these columns, move on their way back."""
-        held, shared = leaves(step.held), self.shared(step.sent)
-        momentum = [held[i].flatten(0, 1) for i in self.places.carried[1:]]
-        own = [v.flatten(0, 1) for v in self.own(step.clients)]
-        return {
-            name: Combination(
-                numbers.table,
-                momentum[0][:, columns] if momentum else None,
-                tuple(shared[j][:, columns] for j in self._read_shared),
-                own[0][:, columns] if own else None,
-            )
-            for name, columns in layers.items()
-        }
-
-    def take(
-        self, numbers: StepNumbers, step: Step, columns: Sequence[slice],
-        names: Sequence[Sequence[str]],
-    ) -> None:  # fmt: skip
+    def take(self, step: Step, columns: Sequence[slice], names: Sequence[Sequence[str]]) -> None:
         """Move everything in place: of vectors these columns, whose gradients have these names."""
-        counters = EMPTY if self._histories is None else self._histories.numbers
-        self._advance(*self._short.of(step), numbers.moved, counters)
+        assert self._histories is not None, "told before"
+        moved, live = self._advance(*self._short.of(step), self._histories.numbers)
         vectors = [leaves(step.held)[i] for i in self.places.carried]
         shared, own = self.shared(step.sent), self.own(step.clients)
         parts = [
@@ -165,42 +132,21 @@ class LinearChain:
             )
             for c, named in zip(columns, names, strict=True)
         ]
-        if parts:
-            self._apply(numbers.moved, numbers.live, parts)
-
-    def _numbered(
-        self, numbers: Any, sent: Broadcast, clients: Client, held: Carry, *rest: Any
-    ) -> StepNumbers:
-        after = leaves(self._moved(numbers, sent, clients, held, *rest))
-        moved = torch.stack([after[i] for i in self.places.carried])[..., : self.places.number]
-        k = rest[2]
-        return StepNumbers(moved, self._table(moved), k[:, None] < clients.steps)
-
-    def _table(self, moved: Tensor) -> Tensor:
-        """Lay numbers out for the backward pass [n, 2, 6]: see core/linear.py, Combination."""
-        carried, shared, own = map(len, self.places)
-        first = carried + 1
-        order: list[int | None] = [0, 1 if carried > 1 else None, carried]
-        order += [*(first + j for j in self._read_shared), None, None][:2]
-        order += [first + shared if own else None]
-        flat = moved.flatten(1, 2)  # [carried, n, number]
-        none = torch.zeros_like(flat[0, :, 0])
-        rows = [[none if j is None else row[:, j] for j in order] for row in flat[:2]]
-        rows += [[none] * 6] * (2 - len(rows))
-        return torch.stack([torch.stack(row, 1) for row in rows], 1)
+        self._apply(moved, live, parts)
 
     def _advanced(
         self, numbers: Any, sent: Broadcast, clients: Client, held: Carry, batch: Batch,
-        keys: Tensor, k: Tensor, found: Found, moved: Tensor, counters: Numbers | tuple[()],
-    ) -> Tree:  # fmt: skip
-        """Move all but vectors."""
+        keys: Tensor, k: Tensor, found: Found, counters: Numbers,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Move all but vectors; give what a step does to these [carried, E, C, number]."""
         after = leaves(self._moved(numbers, sent, clients, held, batch, keys, k, found))
+        moved = torch.stack([after[i] for i in self.places.carried])[..., : self.places.number]
         for i, (old, new) in enumerate(zip(leaves(held), after, strict=True)):
             if i not in self.places.carried:
                 old.copy_(new)
-        if self._histories is not None and counters:
-            self._histories.advance(counters, moved, k, clients.steps)
-        return EMPTY
+        assert self._histories is not None, "told before"
+        self._histories.advance(counters, moved, k, clients.steps)
+        return moved, k[:, None] < clients.steps
 
     def _applied(self, moved: Tensor, live: Tensor, parts: Sequence[Part]) -> Tree:
         for part in parts:
@@ -214,14 +160,6 @@ class LinearChain:
             for old, new in zip(part.carried, read[-len(self._needed) :], strict=True):
                 old.copy_(new)
         return EMPTY
-
-
-class StepNumbers(NamedTuple):
-    """What a step does to every weight."""
-
-    moved: Tensor  # [carried, E, C, number]
-    table: Tensor  # [E * C, 2, 6]: the same for the backward pass
-    live: Tensor  # [E, C], who takes it
 
 
 class Part(NamedTuple):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +27,7 @@ from undrift.engines.branches import side_by_side
 from undrift.engines.fused import Fused
 from undrift.engines.group import Group, split
 from undrift.engines.head import Head
-from undrift.engines.linear_chain import LinearChain, Step, StepNumbers
+from undrift.engines.linear_chain import LinearChain, Step
 from undrift.engines.plain import PlainSteps, is_sequence
 
 # Weights times examples of a step that keep a device busy by themselves: groups then run side by
@@ -65,8 +64,7 @@ class Stepping:
     ) -> None:
         self.task, self.in_place, self.histories = task, in_place, histories
         self.device, self._heads, self._paces = device, dict[int, Head](), dict[int, Fused]()
-        self.chain: LinearChain | None = None  # of rules, where layers do not step by themselves
-        self.combined: dict[str, slice] = {}  # linear layers that then move on their way back
+        self.chain: LinearChain | None = None  # with histories: of rules, where layers do not step
 
     def take(
         self, groups: Sequence[Group], seats: Sequence[Seat], models: tuple[Tensor, Buffers],
@@ -140,28 +138,15 @@ class Stepping:
         self, chain: LinearChain, seat: Seat, models: tuple[Tensor, Buffers], batch: Batch,
         keys: Tensor, k: Tensor,
     ) -> None:  # fmt: skip
-        """Let wide layers remember the step, others take it on their way back, the rest after."""
-        numbers, step = self.pass_by_numbers(chain, seat, models, batch, keys, k)
-        parameters = zip(self.task.names, split(self.task.sizes), strict=True)
-        columns, names = [], []
-        for has_gradient, run in groupby(parameters, lambda p: p[0] in step.found.gradient):
-            some = list(run)
-            columns += [slice(some[0][1].start, some[-1][1].stop)] if has_gradient else []
-            names += [[name for name, _ in some]] if has_gradient else []
-        chain.take(numbers, step, columns, names)
-
-    def pass_by_numbers(
-        self, chain: LinearChain, seat: Seat, models: tuple[Tensor, Buffers], batch: Batch,
-        keys: Tensor, k: Tensor,
-    ) -> tuple[StepNumbers, Step]:  # fmt: skip
-        """Go forward and back; layers that can take their step on the way."""
-        carry = seat.carry
-        unknown = Found(carry.w, {}, carry.loss, carry.scores, carry.buffers)
-        step = Step(*seat, batch, keys, k, unknown)
-        numbers = chain.numbers(step)
-        own = chain.combinations(numbers, step, self.combined) if chain.combines else None
-        descent = Descent(0.0, 1.0, self.histories, steps=False, combinations=own)
-        return numbers, step._replace(found=self._found(*models, batch, keys, descent))
+        """Let wide layers remember the step, and move what else there is."""
+        assert self.histories is not None, "they come together"
+        descent = Descent(0.0, 1.0, self.histories, steps=False)
+        found = self._found(*models, batch, keys, descent)
+        columns = self.histories.rest(self.task.size)
+        sizes = zip(self.task.names, split(self.task.sizes), strict=True)
+        inside = [(n, own) for n, own in sizes if n in found.gradient]
+        names = [[n for n, o in inside if c.start <= o.start < c.stop] for c in columns]
+        chain.take(Step(*seat, batch, keys, k, found), columns, names)
 
     def _take_in_place(
         self, algo: Algorithm, seat: Seat, batch: Batch, keys: Tensor, k: Tensor

@@ -15,7 +15,7 @@ from torch import Tensor
 from undrift.kernels import interpreted
 from undrift.kernels.interpreter import mend
 from undrift.kernels.launches import ROUNDING
-from undrift.kernels.problem import TYPES, Combination, Terms, power
+from undrift.kernels.problem import TYPES, Terms, power
 from undrift.kernels.programs import linear as programs
 from undrift.kernels.trials import largest, relative, some_of
 from undrift.kernels.tuner import Configuration, Launch, Trial, as_tuned, configuration, on_device
@@ -191,23 +191,6 @@ def descend(
         return gx if by_input else None
 
 
-def combine(
-    p: LinearProblem, g: Tensor, x: Tensor, w: Tensor, b: Tensor | None, combination: Combination,
-    by_input: bool, result: torch.dtype, rectify: bool = False,
-) -> Tensor | None:  # fmt: skip
-    """Move w, b and their momentum by a combination, in place; as `descend` otherwise."""
-    with on_device(g):
-        g, x = g.contiguous(), x if x.stride(2) == 1 else x.contiguous()
-        size = (p.clients, p.rows, p.inputs) if by_input else (1,)
-        gx = torch.empty(size, dtype=result, device=g.device)
-        bias, needs = w if b is None else b, (by_input, True, b is not None)
-        config = _backward_config(p, g.device, move=True)
-        _backward_launch(
-            p, config, g, x, w, gx, w, bias, needs, rectify=rectify, combination=combination
-        ).run()
-        return gx if by_input else None
-
-
 def _outputs(
     p: LinearProblem, device: torch.device, result: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -232,42 +215,20 @@ def _half(p: LinearProblem) -> torch.dtype:
 def _backward_launch(
     p: LinearProblem, config: Configuration, g: Tensor, x: Tensor, w: Tensor, gx: Tensor,
     dw: Tensor, b: Tensor, needs: Sequence[bool], rates: tuple[Rate, Rate] | None = None,
-    rectify: bool = False, combination: Combination | None = None,
+    rectify: bool = False,
 ) -> Launch:  # fmt: skip
     lr, keep = rates or (0.0, 1.0)
     half = p.precision == "tf32"
     peaks = largest(g) if half else g
-    vectors, each, far, flags = _combined(p, combination, w)
-    strides = (x.stride(0), x.stride(1), w.stride(0), b.stride(0), *far)
-    arguments = (g, x, w, b, gx, dw, lr, keep, peaks, *vectors, p.rows, each, *strides)
+    strides = (x.stride(0), x.stride(1), w.stride(0), b.stride(0))
+    arguments = (g, x, w, b, gx, dw, lr, keep, peaks, p.rows, *strides)
     constants = dict(
-        _constants(p, _half(p), config), **flags, BY_INPUT=bool(needs[0]), BIAS=bool(needs[2]),
+        _constants(p, _half(p), config), BY_INPUT=bool(needs[0]), BIAS=bool(needs[2]),
         MOVE=rates is not None, RATES=isinstance(lr, Tensor), KEEPS=isinstance(keep, Tensor),
         HALF=half, RECTIFY=rectify,
     )  # fmt: skip
     grid = (-(-p.inputs // config["BI"]), p.clients)
     return Launch(programs.linear_backward, grid, arguments, constants)
-
-
-def _combined(
-    p: LinearProblem, combination: Combination | None, none: Tensor
-) -> tuple[tuple[Tensor, ...], int, tuple[int, ...], dict[str, Any]]:
-    """Give numbers and vectors of a combination, clients of an experiment, strides and flags."""
-    if combination is None:
-        flags = dict(COMBINE=False, MOMENTUM=False, SHARED=0, OWN=False)
-        return (none,) * 5, 1, (0, 0, 0), flags
-    numbers, momentum, shared, own = combination
-    m, mine = none if momentum is None else momentum, none if own is None else own
-    first, second = (*shared, none, none)[:2]
-    each = p.clients // len(shared[0]) if shared else 1
-    far = (m.stride(0), first.stride(0) if shared else 0, mine.stride(0))
-    if len(shared) > 1 and len(shared[0]) > 1 and first.stride(0) != second.stride(0):
-        first, second = (v.contiguous() for v in shared)  # rows as far apart
-        far = (far[0], first.stride(0), far[2])
-    flags = dict(
-        COMBINE=True, MOMENTUM=momentum is not None, SHARED=len(shared), OWN=own is not None
-    )
-    return (numbers, m, first, second, mine), each, far, flags
 
 
 def _backward_candidates(p: LinearProblem) -> list[Configuration]:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from undrift.kernels.programs.half import headroom
-from undrift.kernels.programs.step import combine, settle, step_of
+from undrift.kernels.programs.step import settle, step_of
 
 
 @triton.jit(do_not_specialize=["clients", "R"])
@@ -65,12 +65,10 @@ def sum_splits(
     tl.store(y + client * (R * OUT) + e, total.to(y.dtype.element_ty), mask=real)
 
 
-@triton.jit(do_not_specialize=["R", "EACH"])
+@triton.jit(do_not_specialize=["R"])
 def linear_backward(
-    g, x, w, b, gx, dw, lr, keep, peaks, numbers, m, first, second, own, R, EACH, x_client, x_row,
-    w_client, b_client, m_client, shared_one, own_client,
+    g, x, w, b, gx, dw, lr, keep, peaks, R, x_client, x_row, w_client, b_client,
     IN: tl.constexpr, OUT: tl.constexpr, BY_INPUT: tl.constexpr, BIAS: tl.constexpr,
-    COMBINE: tl.constexpr, MOMENTUM: tl.constexpr, SHARED: tl.constexpr, OWN: tl.constexpr,
     MOVE: tl.constexpr, RATES: tl.constexpr, KEEPS: tl.constexpr, RECTIFY: tl.constexpr,
     KIND: tl.constexpr, HALF: tl.constexpr, PRECISION: tl.constexpr, BR: tl.constexpr,
     BI: tl.constexpr, BO: tl.constexpr,
@@ -80,8 +78,6 @@ def linear_backward(
     b is where the gradient by the bias goes, or what moves.  HALF: float32 operands are rounded to
     fp16, which has the mantissa of tf32 (matrix units cannot read 32-bit operands transposed); all
     are brought into its range by powers of two.  RECTIFY: what was multiplied is relu(x).
-    COMBINE: w and b become combinations, see step.py; m, own [client, size] and what is SHARED
-    [client / EACH, size] have the weights of the layer first and then its bias.
     """
     EVEN: tl.constexpr = (IN % BI == 0) and (OUT % BO == 0)
     tile = tl.program_id(0)
@@ -95,11 +91,6 @@ def linear_backward(
     )  # fmt: skip
     inputs = tl.where(before <= 0, 0.0, before) if RECTIFY else before
     rate, kept = step_of(lr, keep, client, MOVE, RATES, KEEPS)
-    numbers += client * 12
-    m += client * m_client
-    own += client * own_client
-    first += (client // EACH) * shared_one
-    second += (client // EACH) * shared_one
     scale = 1.0
     unscale = 1.0
     x_unscale = 1.0
@@ -109,8 +100,8 @@ def linear_backward(
         inputs = inputs.to(tl.float32) * x_scale
     inputs = inputs.to(KIND)
     total = tl.zeros((BR, BI), tl.float32)
-    for start in range(0, OUT, BO):
-        o = start + tl.arange(0, BO)
+    for first in range(0, OUT, BO):
+        o = first + tl.arange(0, BO)
         wide = tl.load(
             g + (client * R + r[:, None]) * OUT + o[None, :],
             mask=here & (o < OUT)[None, :],
@@ -119,7 +110,7 @@ def linear_backward(
         rows = (wide.to(tl.float32) * scale).to(KIND) if HALF else wide.to(KIND)
         at = client * w_client + o[:, None] * IN + i[None, :]
         real = (o < OUT)[:, None] & (i < IN)[None, :]
-        if BY_INPUT or MOVE or COMBINE:
+        if BY_INPUT or MOVE:
             weights = tl.load(w + at) if EVEN else tl.load(w + at, mask=real, other=0.0)
         if BY_INPUT:
             if HALF:
@@ -132,20 +123,11 @@ def linear_backward(
         if MOVE:
             moved = kept * weights - tl.where(rate == 0, 0.0, rate * change)
             tl.store(w + at, moved, mask=real)
-        elif COMBINE:
-            combine(w + at, weights, change, o[:, None] * IN + i[None, :], real, numbers, m, first,
-                    second, own, MOMENTUM, SHARED, OWN)  # fmt: skip
         else:
             tl.store(dw + (client * OUT + o[:, None]) * IN + i[None, :], change, mask=real)
         if BIAS and tile == 0:
             slope = tl.sum(wide.to(tl.float32), 0)
-            to = b + client * b_client + o
-            if COMBINE:
-                bias = tl.load(to, mask=o < OUT, other=0.0)
-                combine(to, bias, slope, IN * OUT + o, o < OUT, numbers, m, first, second, own,
-                        MOMENTUM, SHARED, OWN)  # fmt: skip
-            else:
-                settle(to, slope, o < OUT, rate, kept, MOVE)
+            settle(b + client * b_client + o, slope, o < OUT, rate, kept, MOVE)
     if BY_INPUT:
         to = gx + (client * R + r[:, None]) * IN + i[None, :]
         total = total * unscale

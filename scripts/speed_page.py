@@ -61,8 +61,17 @@ weight gradients and input gradients but the first layer's. `host ms` is what th
 queue a round.
 
 {works}
-
+{older(found)}
 {profiles(found["results"])}"""
+
+
+def older(found: dict[str, Any]) -> str:
+    """Name the rows that another commit than the others' measured."""
+    rows = [r for r in found["results"] if r.get("commit", found["commit"]) != found["commit"]]
+    if not rows:
+        return ""
+    named = [f"{r['work']} with {NAMES[r['algorithm']]} ({r['commit'][:7]})" for r in rows]
+    return f"\nMeasured at commit {found['commit'][:7]}, but earlier: {'; '.join(named)}.\n"
 
 
 # Which part of a round a kernel belongs to, by its name; what is not listed is the rest.
@@ -118,13 +127,14 @@ def profiles(results: list[dict[str, Any]]) -> str:
 Milliseconds of one round: the kernels of forward and backward (layers), of the rules, the optimizer, the loss and the sums (algebra, as compiled),
 everything else, and gaps between kernels. The floors are the operations over the rate of a large
 matrix product, and the bytes of weights and states, each read and written as often as the chain of
-rules asks for, over the rate of a large copy.
+rules asks for where all weights move in every step, over the rate of a large copy. Wide layers that remember their
+steps instead (the one of pfl_cifar, under any linear chain; that of feddyn_100 under plain SGD) need less.
 
 {table(head, rows)}
 `but layers` is the share of a round that is not kernels of layers{PASSES if timed else ""}. It is small where a step is much
 work for one kernel (feddyn_100). In small work it is the start of kernels, the drawing of batches and
-the way of the cohort's weights in and out; with SCAFFOLD and momentum it is their states, each read
-and written in every step, as long as each is a matrix in float32.
+the way of the cohort's weights in and out; with SCAFFOLD and momentum it is their states: on pfl_cifar read, renewed and
+put back once a round, on feddyn_cnn read and written in every step.
 
 The longest kernels:
 

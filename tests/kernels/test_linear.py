@@ -110,6 +110,8 @@ def test_weights_are_rebuilt_from_all_they_are_made_of(own, device):
     found = torch.full_like(wanted, torch.nan)
     linear.rebuild(LinearProblem(clients, rows, inputs, outputs, "fp16"), g, x, terms, found, -0.5)
     assert distance([found], [wanted]) < 1e-3
+    first, rest = terms._replace(own=[far, far], own_weights=[weights[:, 0], weights[:, 1]]).apart()
+    assert len(first.own) == 1 and len(rest) == 1 and torch.equal(rest[0][1], weights[:, 1])
 
 
 def rows_of(*sizes: int, device) -> Tensor:

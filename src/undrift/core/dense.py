@@ -50,7 +50,7 @@ def add_product(y: Tensor, a: Tensor, b: Tensor, scale: float, precision: str) -
     with multiplying(precision):
         if a.dtype in (torch.float32, torch.float64) or (a.is_cuda and a.dtype == y.dtype):
             return y.baddbmm_(a, b, alpha=scale)
-        if a.is_cuda:
+        if a.is_cuda and y.is_contiguous():
             return torch.baddbmm(y, a, b, torch.float32, alpha=scale, out=y)
     return y.add_(multiply(a, b, precision), alpha=scale)
 

@@ -205,13 +205,16 @@ class History:
 
     def _rebuild(self, w: Tensor, terms: Terms, g: Tensor, x: Tensor, scale: float) -> None:
         """Write all terms + scale * g^T x into w [n, out, in]."""
-        if self.kind != torch.float64 and _has_kernels(w.device) and len(terms.own) <= 1:
+        if self.kind != torch.float64 and _has_kernels(w.device):
             from undrift.kernels import linear
 
             sizes = (len(w), x.shape[1], x.shape[2], g.shape[2])
             problem = linear.LinearProblem(*sizes, self.precision)
             if linear.rebuilds(problem):
-                linear.rebuild(problem, g, x, terms, w, scale)
+                first, others = terms.apart()  # the kernel adds one vector of each client
+                linear.rebuild(problem, g, x, first, w, scale)
+                for vectors, weight in others:
+                    w.addcmul_(vectors, weight[:, None, None])
                 return
         terms.write(w)
         add_product(w, g.transpose(1, 2), x, scale, self.precision)

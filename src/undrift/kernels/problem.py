@@ -189,6 +189,11 @@ class Terms(NamedTuple):
     own: Sequence[Tensor] = ()  # [n, out, in] each
     own_weights: Sequence[Tensor] = ()  # [n] each
 
+    def apart(self) -> tuple[Terms, list[tuple[Tensor, Tensor]]]:
+        """Give the terms with one vector of each client at most, and the others' with weights."""
+        pairs = list(zip(self.own[1:], self.own_weights[1:], strict=True))
+        return self._replace(own=self.own[:1], own_weights=self.own_weights[:1]), pairs
+
     def write(self, w: Tensor) -> None:
         """Write their sum into w [n, out, in]."""
         each = w.unflatten(0, (len(self.shared), -1))

@@ -7,6 +7,7 @@ from torch import nn
 import undrift as fl
 from undrift.core import history
 from undrift.core.seam import Seam
+from undrift.core.tree import record, static
 from undrift.engines import device_round
 from undrift.testing.compare import distance
 from undrift.testing.world import numbers
@@ -41,6 +42,54 @@ OTHERS = {
     "features": lambda: fl.rfedavg_plus(0.1),
     "momentum that stays": lambda: fl.Algorithm((fl.rules.compat.KeepOptimizer(),), local=MOMENTUM),
 }
+# Directions that look linear and are not, or only as far as the length of the vectors is known.
+ODD = {
+    "some places": lambda g, view: g * (torch.arange(len(g)) % 2),
+    "the first places": lambda g, view: torch.where(torch.arange(len(g)) < 3, g, 0),
+    "places that are counted": lambda g, view: g * (torch.ones_like(g).cumsum(0) % 2),
+    "the length": lambda g, view: g / len(g) ** 0.5,
+    "a tensor of the length": lambda g, view: g * torch.tensor(len(g) ** -0.5),
+    "the length as a sum": lambda g, view: g / torch.ones_like(g).sum(),
+    "a long vector": lambda g, view: g if len(g) > 100 else 2 * g,
+    "how many parameters": lambda g, view: g / len(view.task.names),
+    "another axis last": lambda g, view: g.expand(len(g), -1).T[0],
+    "one place for all": lambda g, view: g.expand(len(g), -1)[:, 0],
+    "integers": lambda g, view: (100 * g).int().double() / 100,
+    "half precision": lambda g, view: g.half().double(),
+    "the model as a state": None,
+}
+EVEN = {
+    "ones": lambda g, view: g * torch.full_like(g, 0.5) * view.lr + torch.zeros_like(g),
+    "alpha": lambda g, view: torch.add(g, view.w - view.w0, alpha=0.3),
+    "the task's size": lambda g, view: g / view.task.size**0.5,
+    "the batch": lambda g, view: g * view.batch.mask.sum(),
+    "one of several": lambda g, view: g.reshape(1, -1).expand(3, -1)[2],
+    "momentum": lambda g, view: g + 0.1 * view.optimizer,
+}
+
+
+@record
+class Directed(fl.Rule):
+    """A rule whose direction is given, by name."""
+
+    name: str = static(default="ones")
+
+    def direction(self, g, view):
+        return (ODD | EVEN)[self.name](g, view)
+
+
+@record
+class FromModel(fl.HeavyBall):
+    """Momentum that begins at the model: at 0 in the first round of a model that is 0."""
+
+    def init(self, w):
+        return w.clone()
+
+
+def directed(name: str) -> fl.Algorithm:
+    if (ODD | EVEN)[name] is None:
+        return fl.Algorithm(local=FromModel(lr=0.1))
+    return fl.Algorithm((Directed(name),), local=MOMENTUM)
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +150,20 @@ def test_what_is_not_linear_moves_as_ever(name):
     alone.run(3)
     (runner,) = fast.engine._rounds
     assert runner.stepping.chain is None and runner.histories is None
+    same(alone, fast)
+
+
+@pytest.mark.parametrize("name", [*ODD, *EVEN])
+def test_what_a_rule_does_by_place_or_length_is_not_taken_for_linear(name):
+    fast, alone = (
+        world(lambda: directed(name), **how) for how in ({"graph": True}, {"engine": "reference"})
+    )
+    for trainer in (fast, alone) if ODD.get(name, 0) is None else ():
+        trainer.server.w.zero_()
+    fast.run(3)
+    alone.run(3)
+    (runner,) = fast.engine._rounds
+    assert (runner.stepping.chain is not None) == (name in EVEN)
     same(alone, fast)
 
 

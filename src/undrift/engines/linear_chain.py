@@ -12,11 +12,12 @@ weights are moved by them.  Whether a chain is linear is read off its recorded o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from undrift.core.algorithm import Broadcast, Client
@@ -27,7 +28,7 @@ from undrift.core.tree import EMPTY, Tree, leaves, rebuild, structure
 from undrift.core.views import Carry
 from undrift.engines.fused import Fused
 from undrift.engines.group import Group, NoPasses
-from undrift.engines.linearity import reach, reads
+from undrift.engines.linearity import alike, reach, reads, zero
 
 NAME = "all"  # of the one parameter that short vectors have
 
@@ -78,8 +79,8 @@ class LinearChain:
         places = Places(
             _places(step.held, 3, size), _places(step.sent, 2, size), _places(step.clients, 3, size)
         )
-        if any(bool(leaves(step.held)[i].any()) for i in places.carried[1:]):
-            return None  # momentum that begins elsewhere than at 0
+        if not _begins_at_zero(group, places, step):
+            return None
         needed = _combination(group, places, step)
         if needed is None or _reads_momentum(group, places, step):
             return None
@@ -223,6 +224,15 @@ def _of_one_parameter(group: Group) -> Task:
     return task
 
 
+def _begins_at_zero(group: Group, places: Places, step: Step) -> bool:
+    """Whether all that moves besides the model is 0 when a round begins, and not by chance."""
+    made = _recorded(group.start, (step.sent, step.clients))
+    if made is None:
+        return False
+    found = zero(made.graph)
+    return all(found[i] for i in places.carried[1:])
+
+
 def _combination(group: Group, places: Places, step: Step) -> list[set[int]] | None:
     """Tell of what each vector is made after a step; None if it is no combination of vectors."""
     short = Short(places, step)
@@ -231,37 +241,52 @@ def _combination(group: Group, places: Places, step: Step) -> list[set[int]] | N
     # by identity: which of the inputs is which vector
     vectors = {id(v): j for j, v in enumerate(short.all)}
     marks = {i: vectors[id(v)] for i, v in enumerate(inputs) if id(v) in vectors}
-    moved, shape = group.moved(_of_one_parameter(group)), structure(given)
-
-    def flat(*values: Tensor) -> list[Tensor]:
-        return leaves(moved(*rebuild(shape, values)))
-
-    try:
-        graph = make_fx(flat)(*[v.clone() for v in inputs]).graph
-    except Exception:  # any of the tracer's or of a rule's: it will run as it is
+    made = _recorded(group.moved(_of_one_parameter(group)), given, [v.clone() for v in inputs])
+    if made is None:
         return None
-    found = reach(graph, marks, short.length)
-    made = [found[i] for i in places.carried]
+    found = reach(made.graph, marks, short.length)
+    after = [found[i] for i in places.carried]
     rest = [of for i, of in enumerate(found) if i not in places.carried]
-    if any(of is None for of in made) or any(of != set() for of in rest):
+    if any(of is None for of in after) or any(of != set() for of in rest):
         return None
-    return [of for of in made if of is not None]
+    # what a rule does to short vectors must be what it does to those of the true length
+    whole = _recorded(group.moved(NoPasses.of(group.task)), _at_length(group.task, step))
+    lengths = (short.length, step.held.w.shape[-1])
+    if whole is None or not alike(made, whole, lengths):
+        return None
+    return [of for of in after if of is not None]
+
+
+def _at_length(task: Task, step: Step) -> Step:
+    """Give a step with a gradient of the true length, all of it in the first parameter."""
+    first, *others = task.names
+    gradient = dict.fromkeys(others, step.held.w[..., :0]) | {first: step.held.w}
+    return step._replace(found=step.found._replace(gradient=gradient))
 
 
 def _reads_momentum(group: Group, places: Places, step: Step) -> bool:
     """Whether the end of a round asks for more of what moved than the model."""
-    given = Short(places, step).of(step)
-    ended = (given.sent, given.clients, given.held)
-    shape, inputs = structure(ended), leaves(ended)
-    carried = leaves(given.held)
+    ended = (step.sent, step.clients, step.held)
+    carried = leaves(step.held)
     momentum = {id(carried[i]) for i in places.carried[1:]}
-    marked = {i for i, v in enumerate(inputs) if id(v) in momentum}
+    marked = {i for i, v in enumerate(leaves(ended)) if id(v) in momentum}
+    made = _recorded(group.finished, ended)
+    return made is None or reads(made.graph, marked)
+
+
+def _recorded(
+    function: Callable[..., Any], trees: Any, inputs: list[Tensor] | None = None
+) -> fx.GraphModule | None:
+    """Record a function of trees; None if that cannot be.  Without inputs nothing is computed."""
+    shape = structure(trees)
+    if inputs is None:
+        with FakeTensorMode(allow_fallback_kernels=True, allow_non_fake_inputs=True):
+            inputs = [torch.empty(v.shape, dtype=v.dtype, device=v.device) for v in leaves(trees)]
 
     def flat(*values: Tensor) -> list[Tensor]:
-        return leaves(group.finished(*rebuild(shape, values)))
+        return leaves(function(*rebuild(shape, values)))
 
     try:
-        graph = make_fx(flat)(*[v.clone() for v in inputs]).graph
-    except Exception:
-        return True
-    return reads(graph, marked)
+        return make_fx(flat)(*inputs)
+    except Exception:  # any of the tracer's or of a rule's: it will run as it is
+        return None

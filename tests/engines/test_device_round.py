@@ -133,6 +133,32 @@ def test_a_client_that_is_not_finite_is_left_out():
     assert other.round().skipped == [0]
 
 
+@fl.record
+class Counting(fl.Rule):
+    """Counts the pieces of data that it looks at before a round."""
+
+    def init_client(self, w, sizes):
+        return w.new_zeros(())
+
+    def begin(self, view):
+        return view.mine + 1
+
+
+def test_whoever_is_left_out_has_not_begun():
+    """Neither who has no batch to train on nor who is not finite."""
+    work = fl.Work(epochs=1, batch=5, last="drop")
+    one, other = (
+        world(fl.Algorithm((Counting(),)), work=work, sampler=fl.Everyone(), **how)
+        for how in ({"engine": "reference"}, {"graph": True})
+    )
+    for trainer in (one, other):
+        trainer.federation.x[trainer.federation.members[:9]] = torch.inf
+    agree(one, other)
+    left = other.run(1)[0].skipped
+    assert 0 in left and len(left) > 1
+    assert not any(v.any() for i in left for v in other.client_state(i).values())
+
+
 def test_rounds_read_later_are_rounds_read_at_once():
     one, other = (world(fl.feddyn(0.1), graph=True) for _ in range(2))
     together = [r._replace(seconds=0) for r in one.run(4)]

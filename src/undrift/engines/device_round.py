@@ -414,7 +414,7 @@ class DeviceRound:
                 review = self._measured("review", g, part, broadcast, clients, at)
             ended = (broadcast, clients._replace(review=review), carry)
             rows = group.judge(*ended)
-            states, report = group.sum(*ended, rows.accepted)
+            states, report = group.sum(*ended, self.buffers[f"state {g}"], rows.accepted)
             # held, not copied: nothing else uses its memory before it is read
             found = (states, report, rows)
             self.buffers.hold(f"result {g}", found)

@@ -262,11 +262,12 @@ class Group(Alike):
         return self._finished(algo, sent, clients, carry)[2]
 
     def _summed(
-        self, algo: Algorithm, sent: Broadcast, clients: Client, carry: Carry, accepted: Tensor
-    ) -> tuple[tuple[Tree, ...], Report]:
-        """Sum the reports; what a client that is refused had, it keeps."""
+        self, algo: Algorithm, sent: Broadcast, clients: Client, carry: Carry, before: Tree,
+        accepted: Tensor,
+    ) -> tuple[tuple[Tree, ...], Report]:  # fmt: skip
+        """Sum the reports; what a client that is refused had `before` the round, it keeps."""
         states, reports, _ = self._finished(algo, sent, clients, carry)
-        kept = tree.where_rows(accepted, states, clients.state)
+        kept = tree.where_rows(accepted, states, before)
         return kept, tree_map(lambda v: masked_sum(v, accepted), reports)
 
     def finished(

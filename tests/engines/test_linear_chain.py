@@ -55,6 +55,7 @@ ODD = {
     "another axis last": lambda g, view: g.expand(len(g), -1).T[0],
     "one place for all": lambda g, view: g.expand(len(g), -1)[:, 0],
     "integers": lambda g, view: (100 * g).int().double() / 100,
+    "two pieces": lambda g, view: torch.cat(g.split([5, len(g) - 5])),
     "half precision": lambda g, view: g.half().double(),
     "the model as a state": None,
 }
@@ -63,6 +64,7 @@ EVEN = {
     "alpha": lambda g, view: torch.add(g, view.w - view.w0, alpha=0.3),
     "the task's size": lambda g, view: g / view.task.size**0.5,
     "the batch": lambda g, view: g * view.batch.mask.sum(),
+    "one of two results": lambda g, view: g * view.batch.mask.sort().values.sum(),
     "one of several": lambda g, view: g.reshape(1, -1).expand(3, -1)[2],
     "momentum": lambda g, view: g + 0.1 * view.optimizer,
 }
@@ -164,6 +166,7 @@ def test_what_a_rule_does_by_place_or_length_is_not_taken_for_linear(name):
     alone.run(3)
     (runner,) = fast.engine._rounds
     assert (runner.stepping.chain is not None) == (name in EVEN)
+    assert fast.engine.plan()["graph"]
     same(alone, fast)
 
 

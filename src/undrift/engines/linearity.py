@@ -118,9 +118,9 @@ def _measures(node: fx.Node, length: int) -> bool:
 
     What is made in their shape is the same everywhere, and stays so number by number.
     """
-    target: Any = node.target
     shown = [n.meta["val"].shape for n in node.all_input_nodes if _is_tensor(n)]
-    by_number = target in SAME | TURNS or torch.Tag.pointwise in target.tags
+    tags = getattr(node.target, "tags", ())
+    by_number = node.target in SAME | TURNS or torch.Tag.pointwise in tags
     return not by_number and any(length in shape for shape in shown)
 
 
@@ -197,7 +197,8 @@ def _is_zero(value: Any) -> bool:
 
 def _is_same_kind(a: Any, b: Any, one: fx.GraphModule, other: fx.GraphModule) -> bool:
     if a.op == b.op == "get_attr":
-        return torch.equal(getattr(one, a.target), getattr(other, b.target))
+        held = (getattr(one, a.target), getattr(other, b.target))
+        return all(isinstance(v, Tensor) for v in held) and torch.equal(*held)
     return bool(a.op == b.op and (a.op == "placeholder" or a.target == b.target))
 
 
@@ -223,9 +224,9 @@ def _outputs(graph: fx.Graph) -> Any:
 
 
 def _writes(graph: fx.Graph) -> bool:
-    """Whether any operation changes what is there."""
-    calls: list[Any] = [node.target for node in graph.nodes if node.op == "call_function"]
-    return any(target._schema.is_mutable for target in calls)
+    """Whether any operation changes what is there; one of many results has no schema."""
+    calls = [getattr(node.target, "_schema", None) for node in graph.nodes]
+    return any(schema is not None and schema.is_mutable for schema in calls)
 
 
 def _is_tensor(node: fx.Node) -> bool:

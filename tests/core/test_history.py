@@ -244,6 +244,17 @@ def test_which_layers_remember():
     assert not pays(nn.Linear(1600, 384, device="meta"), "bf16", long, vectors=scaffold)
 
 
+def test_where_a_chain_is_worth_a_look():
+    """Nobody looks at rules where no layer would remember under any."""
+    task, extent = Task.build(lambda: nn.Linear(256, 128), seed=0), Extent(1, 50, 5, 2)
+    assert not Histories.could_pay(task, extent, least=0), "without a seam"
+    task.seam = Seam("bf16")
+    assert Histories.could_pay(task, extent, least=0) and not Histories.could_pay(task, extent)
+    assert not Histories.could_pay(task, Extent(1, 50, 5, 200), least=0), (
+        "more examples than outputs"
+    )
+
+
 def test_who_has_no_history():
     here, cpu = world(), torch.device("cpu")
     make = Histories.for_task

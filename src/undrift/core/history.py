@@ -345,6 +345,15 @@ class Histories:
         first = moves.slots.clone()  # of a client's slots
         self._starts = first.view(extent.experiments, extent.clients)
 
+    @staticmethod
+    def could_pay(task: Task, extent: Extent, least: int = LEAST_WEIGHTS) -> bool:
+        """Whether some layer would remember under the chain of rules that it pays most for."""
+        best, seam = Vectors(carried=3, in_place=False), task.seam
+        layers = [part for part in task.module.modules() if isinstance(part, nn.Linear)]
+        return seam is not None and any(
+            pays(layer, seam.precision, extent, least, best) for layer in layers
+        )
+
     @classmethod
     def for_task(
         cls,

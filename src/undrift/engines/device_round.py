@@ -122,15 +122,22 @@ class DeviceRound:
         """Let wide layers remember their steps where that moves less memory."""
         if self.lanes is not None:
             return None  # there clients end at different times
-        room = self.shape.room
-        extent = Extent(len(self.algos), self.shape.clients, room.steps, room.batch)
         local = self.algos[0].local
         assert isinstance(local, Sgd), "asked for before"
-        return Histories.for_task(self.task, local, extent, self.device, vectors)
+        return Histories.for_task(self.task, local, self._extent(), self.device, vectors)
+
+    def _extent(self) -> Extent:
+        room = self.shape.room
+        return Extent(len(self.algos), self.shape.clients, room.steps, room.batch)
 
     def _may_be_linear(self) -> bool:
-        sequence = self.task.seam is not None and is_sequence(self.task.module)
-        return sequence and self.lanes is None and len(self.groups) == 1
+        """Whether it is worth a look: finding out takes a second."""
+        alone = self.lanes is None and len(self.groups) == 1
+        return (
+            alone
+            and is_sequence(self.task.module)
+            and Histories.could_pay(self.task, self._extent())
+        )
 
     def _decide(self) -> None:
         """Let wide layers remember their steps under rules, if the chain is linear."""

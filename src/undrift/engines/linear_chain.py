@@ -12,6 +12,7 @@ weights are moved by them.  Whether a chain is linear is read off its recorded o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -29,6 +30,8 @@ from undrift.core.views import Carry
 from undrift.engines.fused import Fused
 from undrift.engines.group import Group, NoPasses
 from undrift.engines.linearity import alike, reach, reads, zero
+
+log = logging.getLogger("undrift")
 
 NAME = "all"  # of the one parameter that short vectors have
 
@@ -288,5 +291,6 @@ def _recorded(
 
     try:
         return make_fx(flat)(*inputs)
-    except Exception:  # any of the tracer's or of a rule's: it will run as it is
+    except Exception as error:  # any of the tracer's or of a rule's: it will run as it is
+        log.info("weights move in every step: their rules cannot be recorded (%s)", error)
         return None

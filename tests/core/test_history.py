@@ -15,7 +15,8 @@ from torch.func import vmap
 from undrift.core.algorithm import Algorithm
 from undrift.core.convolution import Seam
 from undrift.core.dense import add_product, dense, multiply
-from undrift.core.history import SHRUNK, Extent, Histories, History, Moves, Vectors, pays
+from undrift.core.histories import Histories, pays
+from undrift.core.history import SHRUNK, Extent, History, Moves, Vectors
 from undrift.core.linear import Descent
 from undrift.core.local import Sgd
 from undrift.core.seam import Way

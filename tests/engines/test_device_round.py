@@ -8,7 +8,7 @@ from torch import nn
 
 import undrift as fl
 from crossed import crossed
-from undrift.core.history import Histories
+from undrift.core.histories import Histories
 from undrift.core.seam import Seam
 from undrift.engines import device_round
 from undrift.engines.device_round import DeviceRound

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import undrift as fl
-from undrift.core import history
+from undrift.core import histories
 from undrift.core.seam import Seam
 from undrift.core.tree import record, static
 from undrift.engines import device_round
@@ -96,7 +96,7 @@ def directed(name: str) -> fl.Algorithm:
 
 @pytest.fixture(autouse=True)
 def _remembering(monkeypatch):
-    monkeypatch.setattr(history, "pays", lambda layer, *rest: layer.out_features > 10)
+    monkeypatch.setattr(histories, "pays", lambda layer, *rest: layer.out_features > 10)
 
 
 def check_chain(runner: device_round.DeviceRound) -> None:

@@ -15,7 +15,7 @@ from test_looks import world as skewed
 from torch import nn
 
 import undrift as fl
-from undrift.core.history import Histories
+from undrift.core.histories import Histories
 from undrift.core.seam import Seam
 from undrift.rules.named import catalogue
 from undrift.testing.compare import distance

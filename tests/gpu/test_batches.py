@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import undrift as fl
-from undrift.core import history
+from undrift.core import histories
 from undrift.fleet import Fleet
 
 pytestmark = [
@@ -98,7 +98,7 @@ def test_wide_layers_that_remember(name: str, precision: str, bound: float, monk
 
     def moved(precision: str, how: str) -> torch.Tensor:
         wide = 10 if how == "remembered" else 1000
-        monkeypatch.setattr(history, "pays", lambda layer, *rest: layer.out_features > wide)
+        monkeypatch.setattr(histories, "pays", lambda layer, *rest: layer.out_features > wide)
         torch.manual_seed(0)
         layers = nn.Sequential(nn.Flatten(), nn.Linear(768, 96), nn.Tanh(), nn.Linear(96, 64))
         work = fl.Work(steps=4, batch=8)

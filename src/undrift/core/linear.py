@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
-    from undrift.core.history import Histories
+    from undrift.core.histories import Histories
 
 
 class Descent(NamedTuple):

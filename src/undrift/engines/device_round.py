@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from undrift.core.algorithm import Algorithm, Broadcast, Client, Row, Server
-from undrift.core.history import PLAIN, Extent, Histories, Vectors
+from undrift.core.histories import Histories
+from undrift.core.history import PLAIN, Extent, Vectors
 from undrift.core.local import Sgd
 from undrift.core.round import Found, shares_gradient
 from undrift.core.rule import ClientInfo

@@ -22,7 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from undrift.core.algorithm import Broadcast, Client
-from undrift.core.history import Histories, Numbers, Vectors
+from undrift.core.histories import Histories, Numbers
+from undrift.core.history import Vectors
 from undrift.core.round import Found, shares_gradient
 from undrift.core.task import Batch, Task
 from undrift.core.tree import EMPTY, Tree, leaves, rebuild, structure

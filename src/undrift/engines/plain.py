@@ -16,7 +16,7 @@ from torch.func import grad, vmap
 
 from undrift.core.algorithm import Algorithm, Broadcast, Client
 from undrift.core.blocks import moving
-from undrift.core.history import Histories
+from undrift.core.histories import Histories
 from undrift.core.linear import Descent, take_step
 from undrift.core.local import Sgd
 from undrift.core.ops import Pass

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from undrift.core.algorithm import Algorithm, Broadcast, Client
-from undrift.core.history import Histories
+from undrift.core.histories import Histories
 from undrift.core.linear import Descent
 from undrift.core.round import Found, shares_gradient, task_gradient
 from undrift.core.task import Batch, Buffers, Task

@@ -245,6 +245,17 @@ def test_which_layers_remember():
     assert not pays(nn.Linear(1600, 384, device="meta"), "bf16", long, vectors=scaffold)
 
 
+def test_slots_that_a_step_brought_are_not_written():
+    """They are the step's: a recorded round would go on to write there."""
+    here = world()
+    histories = remember(here)
+    histories.at(torch.tensor(2), torch.full((CLIENTS,), RATE, dtype=torch.float64))
+    brought = next(iter(histories.layers.values())).moves.slots
+    before = brought.clone()
+    histories.wait(torch.zeros((1, CLIENTS)))
+    assert torch.equal(brought, before)
+
+
 def test_where_a_chain_is_worth_a_look():
     """Nobody looks at rules where no layer would remember under any."""
     task, extent = Task.build(lambda: nn.Linear(256, 128), seed=0), Extent(1, 50, 5, 2)

@@ -148,7 +148,13 @@ class Histories:
             layer.finish(w, start, more, own)
 
     def wait(self, steps: Tensor) -> None:
-        """Turn to the first step of clients that take so many [S, C]; then `advance` turns on."""
+        """Turn to the first step of clients that take so many [S, C]; then `advance` turns on.
+
+        Where layers step by themselves `turn_to` brings slots of its own, which are not to be
+        written: a recorded round would go on to write there when others have that memory.
+        """
+        if self.terms is None:
+            return
         slots = self._moves.slots.view_as(self._starts)
         slots.copy_(self._starts + torch.where(steps > 0, 0, self.extent.steps))
 

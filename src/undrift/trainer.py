@@ -329,7 +329,7 @@ class Trainer:
             return self._judge.clients(self.server.w, self.server.buffers, who, batch)
         trained = self._trained
         if trained is not None and trained.ids == who.ids:
-            return self._judge.clients(trained.w, trained.buffers, who, batch, stays=True)
+            return self._judge.clients(trained.models(), trained.buffers, who, batch, stays=True)
         return self._judge.clients(*self._own_models(who.ids), who, batch)
 
     def _own_models(self, ids: list[int]) -> tuple[Vec, Buffers]:
@@ -338,7 +338,7 @@ class Trainer:
         if trained is not None and set(ids) <= set(trained.ids):
             places = torch.tensor([trained.ids.index(i) for i in ids])
             there = send(places, self.engine.device)
-            return tree_map(lambda v: v[there], (trained.w, trained.buffers))
+            return tree_map(lambda v: v[there], (trained.models(), trained.buffers))
         each = tree_map(lambda v: v.expand(len(ids), *v.shape), self.server.buffers)
         return self._last_models(ids), each
 

@@ -7,8 +7,8 @@ from torch import nn
 import undrift as fl
 from undrift.core import histories
 from undrift.core.seam import Seam
-from undrift.core.tree import record, static
-from undrift.engines import device_round
+from undrift.core.tree import EMPTY, leaves, record, static
+from undrift.engines import device_round, linear_end
 from undrift.testing.compare import distance
 from undrift.testing.world import numbers
 
@@ -81,6 +81,32 @@ class Directed(fl.Rule):
 
 
 @record
+class Ended(fl.Rule):
+    """A rule whose report is given, by name."""
+
+    name: str = static(default="double")
+
+    def finish(self, delta, view):
+        return ENDS[self.name](delta, view), EMPTY, EMPTY
+
+    def row(self, delta, view):
+        return {"norm": delta.norm(), "mean": (2 * delta - view.w0).sum()}
+
+
+ENDS = {
+    "double": lambda delta, view: 2 * delta,
+    "less by the model": lambda delta, view: delta - 0.1 * (view.w - view.w0),
+    "clipped": lambda delta, view: delta * (0.05 / delta.norm()).clamp(max=1.0),
+    "by a sum": lambda delta, view: delta * delta.sum().sigmoid(),
+    "squared": lambda delta, view: delta * delta.abs(),
+    "some places": lambda delta, view: delta * (torch.arange(len(delta)) % 2),
+    "their mean": lambda delta, view: delta - delta.mean(),
+    "by the length": lambda delta, view: delta / len(delta) ** 0.5,
+    "one norm": lambda delta, view: delta + 0 * torch.linalg.vector_norm(delta, 1),
+}
+
+
+@record
 class FromModel(fl.HeavyBall):
     """Momentum that begins at the model: at 0 in the first round of a model that is 0."""
 
@@ -102,6 +128,7 @@ def _remembering(monkeypatch):
 def check_chain(runner: device_round.DeviceRound) -> None:
     """Else nothing would be tested."""
     assert runner.stepping.chain is not None and set(runner.histories.layers) == {"2", "5"}
+    assert runner.end is not None
 
 
 def world(build, seed: int = 0, sizes=(6, 8, 5, 7), **settings) -> fl.Trainer:
@@ -205,3 +232,44 @@ def test_replayed_chains_are_those_of_the_reference(name, recorded):
     check_chain(fast.engine._rounds[0])
     assert len(recorded) >= 3 and fast.engine.plan()["graph"]
     same(alone, fast)
+
+
+@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("local", [fl.sgd(0.1), MOMENTUM], ids=["plain", "momentum"])
+def test_an_end_that_is_not_linear_sees_the_models(name, local):
+    def build() -> fl.Algorithm:
+        return fl.Algorithm((Ended(name),), local=local)
+
+    fast, alone = world(build, graph=True), world(build, engine="reference")
+    for _ in range(3):
+        said = [trainer.advance().rows for trainer in (alone, fast)]
+        assert distance(*([v.length, *leaves(v.notes)] for v in said)) < 1e-12
+    (runner,) = fast.engine._rounds
+    assert runner.histories is not None and fast.engine.plan()["graph"]
+    assert (runner.end is not None) == (name in ("double", "less by the model"))
+    same(alone, fast)
+
+
+@pytest.mark.parametrize("build", [lambda: fl.fedavg(0.1), LINEAR["scaffold"]])
+def test_models_are_written_when_somebody_asks(build, monkeypatch, recorded):
+    """Layers that remember never write them in a round of their own accord."""
+    lazy, eager = (world(build, graph=True) for _ in range(2))
+    found = []
+    for trainer in (lazy, eager):
+        seen = []
+        if trainer is eager:
+            monkeypatch.setattr(linear_end.LinearEnd, "find", lambda *given: None)
+        for number in range(5):
+            trainer.round()
+            if number == 2:
+                continue
+            ids = trainer._trained.ids
+            seen += [trainer._trained.models().clone(), trainer._own_models(ids[:1])[0]]
+            judged = trainer.judge_clients(ids, own=True).result()
+            seen += [torch.tensor(list(judged.values()))]
+        found.append(seen)
+    (runner,) = lazy.engine._rounds
+    assert runner.end is not None and runner._written
+    assert distance(*found) < 1e-12
+    lazy.round()
+    assert not runner._written

@@ -40,7 +40,7 @@ from undrift.core.precision import operand_type
 from undrift.kernels.problem import Terms
 
 if TYPE_CHECKING:
-    pass
+    from undrift.core.ending import Ending, Size
 
 # fp16 ends at 65504: products of two inputs or two gradients are kept at a fraction of their size.
 SHRUNK = 2.0**-10
@@ -190,15 +190,52 @@ class History:
         whole, each = self._of(w), len(w) // len(start)
         first = torch.stack([self._of(v) for v in (start, *more)], 1) if more else None
         for part, held in self._parts(len(w)):
-            # no longer shrunk: most rates are then 1, and gradients what they were
-            rates, slots = held.rates / SHRUNK, (self.extent.steps, self.extent.batch)
-            g = torch.empty_like(held.g)
-            torch.mul(held.g.unflatten(1, slots), rates[..., None, None], out=g.unflatten(1, slots))
             some = slice(part.start // each, -(-part.stop // each))
             theirs = self._of(start)[some, None] if first is None else first[some]
             wide = [self._of(v.flatten(0, 1))[part] for v in own]
             terms = Terms(theirs, held.weights, wide, held.own_weights)
-            self._rebuild(whole[part], terms, g, held.x, self.moves.scale * SHRUNK)
+            self._rebuild(whole[part], terms, self._slopes(held), held.x, self._unit)
+
+    def end(self) -> LayerEnd:
+        """Take what moved everybody's weights, for the end of a round."""
+        count = self.extent.experiments * self.extent.clients
+        ((_, held),) = self._parts(count)
+        return LayerEnd(self, self._slopes(held), held.x, self._ending_problem(count))
+
+    def concludes(self, size: Size) -> bool:
+        """Whether the end of a round is done by kernels here, for so many vectors.
+
+        On a CPU it is not, and there for comparison.
+        """
+        problem = self._ending_problem(self.extent.experiments * self.extent.clients)
+        if problem is None:
+            return self.x.device.type == "cpu"
+        from undrift.kernels import ending as kernels
+
+        return kernels.takes(problem, size)
+
+    def _ending_problem(self, count: int) -> Any:
+        """Describe the end of a round to the kernel, or give None where it does not run."""
+        if self.kind.itemsize != 2 or not _has_kernels(self.x.device):
+            return None
+        from undrift.kernels import linear
+
+        sizes = (count, self.extent.rows, self.x.shape[-1], self.g.shape[-1])
+        problem = linear.LinearProblem(*sizes, self.precision)
+        return problem if linear.rebuilds(problem) else None
+
+    @property
+    def _unit(self) -> float:
+        """Tell what `_slopes` are in units of."""
+        return self.moves.scale * SHRUNK
+
+    def _slopes(self, held: _Held) -> Tensor:
+        """Give the gradients of all steps [n, K*B, out], as they are weighted."""
+        # no longer shrunk: most rates are then 1, and gradients what they were
+        rates, slots = held.rates / SHRUNK, (self.extent.steps, self.extent.batch)
+        g = torch.empty_like(held.g)
+        torch.mul(held.g.unflatten(1, slots), rates[..., None, None], out=g.unflatten(1, slots))
+        return g
 
     def _rebuild(self, w: Tensor, terms: Terms, g: Tensor, x: Tensor, scale: float) -> None:
         """Write all terms + scale * g^T x into w [n, out, in]."""
@@ -311,6 +348,39 @@ class History:
             return _Held(x, g, rates, None, [], [])
         shared = self.shared.shape[1]
         return _Held(x, g, rates, weights[:, :shared], own, list(weights[:, shared:].unbind(1)))
+
+
+class LayerEnd(NamedTuple):
+    """A layer at the end of a round: weights have moved by g^T x."""
+
+    layer: History
+    g: Tensor  # [n, K*B, out], in units of the layer's
+    x: Tensor  # [n, K*B, in]
+    problem: Any  # for the kernels, where they run
+
+    def close(self, ending: Ending) -> Tensor:
+        """Write clients' states; gives sums by client and tile."""
+        if self.problem is None:
+            return self._of(ending).close(self._moved(ending))
+        from undrift.kernels import ending as kernels
+
+        return kernels.close(self.problem, self.g, self.x, self._of(ending), self.layer._unit)
+
+    def add_up(self, ending: Ending) -> None:
+        """Write the sums over clients."""
+        if self.problem is None:
+            self._of(ending).add_up(self._moved(ending))
+            return
+        from undrift.kernels import ending as kernels
+
+        kernels.add_up(self.problem, self.g, self.x, self._of(ending), self.layer._unit)
+
+    def _of(self, ending: Ending) -> Ending:
+        return ending.of(self.layer._of)
+
+    def _moved(self, ending: Ending) -> Tensor:
+        moved = multiply(self.g.transpose(1, 2), self.x, self.layer.precision) * self.layer._unit
+        return moved.unflatten(0, ending.taken.shape)
 
 
 class _Held(NamedTuple):

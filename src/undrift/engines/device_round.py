@@ -44,6 +44,7 @@ from undrift.engines.graphs import (
 from undrift.engines.group import Group, Servers, client_structure, split
 from undrift.engines.lanes import IDLE, Lanes, cohorts, lanes_for
 from undrift.engines.linear_chain import LinearChain, Step
+from undrift.engines.linear_end import LinearEnd
 from undrift.engines.loading import Loading
 from undrift.engines.looks import Looks
 from undrift.engines.plain import is_plain, is_sequence
@@ -99,8 +100,10 @@ class DeviceRound:
         self.lanes = self._make_lanes(engines)
         self.histories = self._make_histories() if in_place and plain else None
         self.stepping = Stepping(self.task, self.device, in_place and plain, self.histories)
+        self.end: LinearEnd | None = None  # of layers that remember: without writing their weights
+        self._written = True  # whether the models that clients ended with are
         # whether a chain of rules is linear is found out when there is something to look at
-        self._undecided = in_place and self.histories is None and self._may_be_linear()
+        self._undecided = self.histories is not None or (in_place and self._may_be_linear())
         self.pool = graph_pool(self.device)
         self._pieces: dict[Any, Piece] = {}
         self._shown: dict[tuple[int, int, int], Outcome] = {}
@@ -149,6 +152,13 @@ class DeviceRound:
         carry, scores = seat.carry, dict.fromkeys(self.task.metrics, nothing)
         found = Found(carry.w, {}, nothing, scores, carry.buffers)
         step = Step(*seat, batch, keys, number, found)
+        if self.histories is None:
+            self._remember_chain(step)
+        if self.histories is not None:
+            parts = (self.stepping.chain, self.histories)
+            self.end = LinearEnd.find(self.groups[0], step, *parts)
+
+    def _remember_chain(self, step: Step) -> None:
         chain = LinearChain.find(self.groups[0], step, self.task.size)
         if chain is None:
             return
@@ -179,6 +189,7 @@ class DeviceRound:
         self._take_steps(steps)
         self._look("review", turns)
         self._piece("finish", self._finish)
+        self._written = self.end is None
         found = {i: done for g in range(len(self.crews)) for i, done in self._results(g, turns)}
         return [found[i] for i in range(len(turns))]
 
@@ -263,11 +274,19 @@ class DeviceRound:
             _, report, rows = self.buffers[f"result {g}"]
             clients, broadcast = self.buffers[f"clients {g}"], self.buffers[f"broadcast {g}"]
             carry = self.buffers[f"carry {g}"]
-            models = (carry.w, carry.buffers)
-            rows, clients, models = tree_map(lambda v: v[e, :count], (rows, clients, models))
+            rows, clients, own = tree_map(lambda v: v[e, :count], (rows, clients, carry.buffers))
             report, broadcast = tree_map(lambda v: v[e], (report, broadcast))
-            self._shown[key] = Outcome(report, rows, broadcast, clients, Trained([], *models))
+            trained = Trained([], partial(self._models, g, e, count), own)
+            self._shown[key] = Outcome(report, rows, broadcast, clients, trained)
         return self._shown[key]
+
+    def _models(self, g: int, e: int, count: int) -> Tensor:
+        """Give the models that clients ended with [C, P]; they are written when somebody asks."""
+        if not self._written:
+            self._piece("models", self._write_models)
+            self._written = True
+        found: Tensor = self.buffers[f"carry {g}"].w[e, :count]
+        return found
 
     # -- pieces ------------------------------------------------------------------------------
     def _open(self) -> None:
@@ -410,10 +429,15 @@ class DeviceRound:
         )
         return Seat(tuple(leaves(self.groups[g].numbers)), broadcast, clients, carry)
 
+    def _write_models(self) -> None:
+        """Write the models that clients ended with, where layers only remember their steps."""
+        assert self.histories is not None, "asked for before"
+        models, start = self.buffers["models"][0].flatten(0, 1), self.buffers["broadcast 0"].w
+        self.histories.finish(models, start, *self._vectors())
+
     def _finish(self) -> None:
-        if self.histories is not None:
-            models, start = self.buffers["models"][0].flatten(0, 1), self.buffers["broadcast 0"].w
-            self.histories.finish(models, start, *self._vectors())
+        if self.histories is not None and self.end is None:
+            self._write_models()
         for g, (group, part) in enumerate(self._parts()):
             clients, carry = self.buffers[f"clients {g}"], self.buffers[f"carry {g}"]
             broadcast, review = self.buffers[f"broadcast {g}"], clients.review
@@ -421,8 +445,12 @@ class DeviceRound:
                 at = carry._replace(state=clients.state)
                 review = self._measured("review", g, part, broadcast, clients, at)
             ended = (broadcast, clients._replace(review=review), carry)
-            rows = group.judge(*ended)
-            states, report = group.sum(*ended, self.buffers[f"state {g}"], rows.accepted)
+            before = self.buffers[f"state {g}"]
+            if self.end is not None and self.histories is not None:
+                states, report, rows = self.end.take(self.histories, *ended, before)
+            else:
+                rows = group.judge(*ended)
+                states, report = group.sum(*ended, before, rows.accepted)
             # held, not copied: nothing else uses its memory before it is read
             found = (states, report, rows)
             self.buffers.hold(f"result {g}", found)

@@ -8,7 +8,7 @@ Shapes.  C clients of a cohort (in summing order), K local steps, B batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,7 +78,7 @@ class Trained(NamedTuple):
     """The models that clients ended with; they may be written again in the next round."""
 
     ids: list[int]
-    w: Tensor  # [C, P]
+    models: Callable[[], Tensor]  # gives [C, P]
     buffers: Buffers  # leading axis C
 
 

@@ -148,6 +148,10 @@ def lasting_pool(device: torch.device) -> Any:
 
 def aligned(w: Tensor) -> Tensor:
     """Copy models so that each begins at a multiple of 64 bytes: kernels then load 16 at a time."""
+    return room_for(w).copy_(w)
+
+
+def room_for(w: Tensor) -> Tensor:
+    """Make room for as many models, aligned like that."""
     *lead, size = w.shape
-    made = w.new_empty((*lead, -(-size // 16) * 16))[..., :size]
-    return made.copy_(w)
+    return w.new_empty((*lead, -(-size // 16) * 16))[..., :size]

@@ -57,6 +57,11 @@ class Places(NamedTuple):
     shared: tuple[int, ...]  # of a Broadcast, the received model first
     own: tuple[int, ...]  # of a Client
 
+    @classmethod
+    def of(cls, step: Step, size: int) -> Places:
+        """Find all vectors of this size."""
+        return cls(*(_places(*v, size) for v in ((step.held, 3), (step.sent, 2), (step.clients, 3))))
+
     @property
     def number(self) -> int:
         """Count them, and the gradient."""
@@ -80,9 +85,7 @@ class LinearChain:
         """Find out whether the step of a group is linear in vectors of this size."""
         if not shares_gradient(group.algo) or group.uses("review") or group.uses("start"):
             return None
-        places = Places(
-            _places(step.held, 3, size), _places(step.sent, 2, size), _places(step.clients, 3, size)
-        )
+        places = Places.of(step, size)
         if not _begins_at_zero(group, places, step):
             return None
         needed = _combination(group, places, step)
@@ -197,11 +200,22 @@ class Short:
 
     def of(self, step: Step) -> Step:
         """Give a step of short vectors and everything else as it is."""
-        held = self._put(step.held, self.places.carried, self._carried, 3)
-        sent = self._put(step.sent, self.places.shared, self._shared, 2)
-        clients = self._put(step.clients, self.places.own, self._own, 3)
+        sent, clients, held = self.ended(step.sent, step.clients, step.held)
         found = step.found._replace(point=held.w, gradient={NAME: self._gradient})
         return step._replace(held=held, sent=sent, clients=clients, found=found)
+
+    def marks(self, inputs: Sequence[Tensor]) -> dict[int, int]:
+        """Tell which of the inputs is which vector."""
+        vectors = {id(v): j for j, v in enumerate(self.all)}
+        return {i: vectors[id(v)] for i, v in enumerate(inputs) if id(v) in vectors}
+
+    def ended(self, sent: Broadcast, clients: Client, held: Carry) -> tuple[Any, Any, Any]:
+        """Give what the end of a round reads, likewise."""
+        return (
+            self._put(sent, self.places.shared, self._shared, 2),
+            self._put(clients, self.places.own, self._own, 3),
+            self._put(held, self.places.carried, self._carried, 3),
+        )
 
     def _put(self, tree: Any, places: Sequence[int], vectors: Sequence[Tensor], dims: int) -> Any:
         """Exchange some leaves; others as long as vectors are 0, for nobody reads them."""
@@ -230,7 +244,7 @@ def _of_one_parameter(group: Group) -> Task:
 
 def _begins_at_zero(group: Group, places: Places, step: Step) -> bool:
     """Whether all that moves besides the model is 0 when a round begins, and not by chance."""
-    made = _recorded(group.start, (step.sent, step.clients))
+    made = recorded(group.start, (step.sent, step.clients))
     if made is None:
         return False
     found = zero(made.graph)
@@ -242,10 +256,8 @@ def _combination(group: Group, places: Places, step: Step) -> list[set[int]] | N
     short = Short(places, step)
     given = short.of(step)
     inputs = leaves(given)
-    # by identity: which of the inputs is which vector
-    vectors = {id(v): j for j, v in enumerate(short.all)}
-    marks = {i: vectors[id(v)] for i, v in enumerate(inputs) if id(v) in vectors}
-    made = _recorded(group.moved(_of_one_parameter(group)), given, [v.clone() for v in inputs])
+    marks = short.marks(inputs)
+    made = recorded(group.moved(_of_one_parameter(group)), given, [v.clone() for v in inputs])
     if made is None:
         return None
     found = reach(made.graph, marks, short.length)
@@ -254,7 +266,7 @@ def _combination(group: Group, places: Places, step: Step) -> list[set[int]] | N
     if any(of is None for of in after) or any(of != set() for of in rest):
         return None
     # what a rule does to short vectors must be what it does to those of the true length
-    whole = _recorded(group.moved(NoPasses.of(group.task)), _at_length(group.task, step))
+    whole = recorded(group.moved(NoPasses.of(group.task)), _at_length(group.task, step))
     lengths = (short.length, step.held.w.shape[-1])
     if whole is None or not alike(made, whole, lengths):
         return None
@@ -274,11 +286,11 @@ def _reads_momentum(group: Group, places: Places, step: Step) -> bool:
     carried = leaves(step.held)
     momentum = {id(carried[i]) for i in places.carried[1:]}
     marked = {i for i, v in enumerate(leaves(ended)) if id(v) in momentum}
-    made = _recorded(group.finished, ended)
+    made = recorded(group.finished, ended)
     return made is None or reads(made.graph, marked)
 
 
-def _recorded(
+def recorded(
     function: Callable[..., Any], trees: Any, inputs: list[Tensor] | None = None
 ) -> fx.GraphModule | None:
     """Record a function of trees; None if that cannot be.  Without inputs nothing is computed."""

@@ -30,6 +30,11 @@ SHAPES = {
     aten.zeros_like.default, aten.ones_like.default, aten.full_like.default,
     aten.new_zeros.default, aten.new_ones.default, aten.new_full.default,
 }  # fmt: skip
+# These add up numbers, or their squares, and are given this besides.
+SUMS = {
+    aten.sum.dim_IntList: ("dim", "keepdim", "dtype"),
+    aten.linalg_vector_norm.default: ("ord", "dim", "keepdim", "dtype"),
+}  # fmt: skip
 ZEROS = {aten.zeros_like.default, aten.zeros.default, aten.new_zeros.default}
 FILLED = {
     aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2,
@@ -42,9 +47,23 @@ def reach(graph: fx.Graph, marks: Mapping[int, int], length: int) -> list[Made]:
 
     marks: which inputs are vectors, and which.  Their last axis has a length that no other has.
     """
-    if _writes(graph):
-        return [None] * len(_outputs(graph))  # through a view it could be anywhere
+    made = follow(graph, marks, length)
+    # what writes could do so through a view, anywhere
+    known = [made.get(node) if isinstance(node, fx.Node) else None for node in outputs(graph)]
+    return [None] * len(known) if made == {} else known
+
+
+def follow(
+    graph: fx.Graph, marks: Mapping[int, int], length: int, sums: list[fx.Node] | None = None
+) -> dict[fx.Node, Made]:
+    """Tell the same of every operation; nothing if any of them writes.
+
+    With `sums`, what adds up a combination or its squares over the vectors is put there, and
+    passes for a number that has nothing to do with them.
+    """
     made: dict[fx.Node, Made] = {}
+    if _writes(graph):
+        return made
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     for i, node in enumerate(inputs):
         made[node] = {marks[i]} if i in marks else set()
@@ -52,13 +71,28 @@ def reach(graph: fx.Graph, marks: Mapping[int, int], length: int) -> list[Made]:
         if node.op == "get_attr":
             made[node] = set()
         elif node.op == "call_function":
-            made[node] = _in_place(node, _of(node, made, length), length)
-    return [made[node] if isinstance(node, fx.Node) else None for node in _outputs(graph)]
+            if sums is not None and _adds_up(node, made):
+                sums.append(node)
+                made[node] = set()
+            else:
+                made[node] = _in_place(node, _of(node, made, length), length)
+    return made
+
+
+def _adds_up(node: fx.Node, made: Mapping[fx.Node, Made]) -> bool:
+    """Whether it adds up a combination of vectors, or its squares, over the whole last axis."""
+    if node.target not in SUMS or not made[node.args[0]]:  # type: ignore[index]
+        return False
+    axes = node.args[0].meta["val"].dim()  # type: ignore[union-attr]
+    given = dict(zip(SUMS[node.target], node.args[1:], strict=False)) | node.kwargs
+    over = [axis % axes for axis in given.get("dim") or range(axes)]
+    usual = given.get("ord", 2) == 2 and not given.get("keepdim") and given.get("dtype") is None
+    return usual and over == [axes - 1]
 
 
 def zero(graph: fx.Graph) -> list[bool]:
     """Tell which outputs are 0, whatever goes in."""
-    return [not _writes(graph) and _is_zero(node) for node in _outputs(graph)]
+    return [not _writes(graph) and is_zero(node) for node in outputs(graph)]
 
 
 def alike(one: fx.GraphModule, other: fx.GraphModule, lengths: tuple[int, int]) -> bool:
@@ -172,7 +206,7 @@ def _sum(values: Any, made: Mapping[fx.Node, Made]) -> Made:
     found: set[int] = set()
     for value in values:
         of = _made(value, made)
-        if of is None or (not of and not _is_zero(value)):
+        if of is None or (not of and not is_zero(value)):
             return None
         found |= of
     return found
@@ -182,7 +216,7 @@ def _made(value: Any, made: Mapping[fx.Node, Made]) -> Made:
     return made[value] if isinstance(value, fx.Node) else set()
 
 
-def _is_zero(value: Any) -> bool:
+def is_zero(value: Any) -> bool:
     """Whether a number, or what an operation gives, is known to be 0."""
     if not isinstance(value, fx.Node):
         return bool(value == 0)
@@ -191,7 +225,7 @@ def _is_zero(value: Any) -> bool:
     if value.target in FILLED:
         return bool(value.args[FILLED[value.target]] == 0)
     if value.target in SAME | TURNS:
-        return _is_zero(value.args[0])
+        return is_zero(value.args[0])
     return False
 
 
@@ -219,7 +253,8 @@ def _equal(a: Any, b: Any, pairs: Mapping[fx.Node, fx.Node], lengths: Any, depth
     return bool(a == b) or (depth > 1 and (a, b) == lengths)
 
 
-def _outputs(graph: fx.Graph) -> Any:
+def outputs(graph: fx.Graph) -> Any:
+    """List what a recording gives."""
     return next(node for node in graph.nodes if node.op == "output").args[0]
 
 

@@ -1,0 +1,96 @@
+"""What the end of a round makes of layers that remember their steps (history.py).
+
+A client's report, its next state and the length of its update are sums of a few vectors, weight by
+weight, wherever rules are linear there, too:
+
+    value j of client c = table[j, c, 0] * (sum over steps of r G^T X)
+                        + sum over t of table[j, c, 1 + t] * V_t
+
+with V_t what all clients share (the received model, SCAFFOLD's c) or each has (c_i).  So the
+weights that clients ended with are never written: they are made again wherever they are read.
+
+The first values are added up over each client's weights, those behind are its next states: `close`
+gives both.  Then it is known whose numbers are finite, and the last values are added up over these
+clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Size(NamedTuple):
+    """How many vectors there are of each kind."""
+
+    shared: int
+    own: int
+    states: int
+    sums: int
+
+
+class Ending(NamedTuple):
+    """The values, what they are made of and where they go.  E experiments, C clients of each.
+
+    P stands for a whole model's weights or, in `of` a layer, for its own: [out, in].
+    """
+
+    table: Tensor  # [J, E, C, 1 + shared + own]
+    needs: tuple[tuple[int, ...], ...]  # which of these value j reads: others are not looked at
+    squares: tuple[bool, ...]  # of the first values: whether their squares are added up
+    shared: Tensor  # [E, shared, P]
+    own: Sequence[Tensor]  # [E, C, P] each
+    taken: Tensor  # [E, C]: whose values count
+    states: Sequence[Tensor]  # [E, C, P] each, to be written
+    before: Sequence[Tensor]  # the same, of those who do not count
+    sums: Sequence[Tensor]  # [E, P] each, float64, to be written
+    again: Tensor | None = None  # a flag: states are written only if it is set
+
+    def of(self, view: Callable[[Tensor], Tensor]) -> Ending:
+        """Look at one layer of every vector."""
+        own, states, before, sums = (
+            [view(v) for v in vectors]
+            for vectors in (self.own, self.states, self.before, self.sums)
+        )
+        shared = view(self.shared)
+        return self._replace(shared=shared, own=own, states=states, before=before, sums=sums)
+
+    def close(self, moved: Tensor) -> Tensor:
+        """Write states where weights have `moved` [E, C, out, in]; gives sums [summed, E, C, 1].
+
+        The kernel's own work, operation by operation; so is `add_up`.
+        """
+        count, at = by_weight(self.taken, moved), len(self.squares)
+        values = self._values(moved, slice(0, at + len(self.states)))
+        for state, held, value in zip(self.states, self.before, values[at:], strict=True):
+            kept = torch.where(count, value, held)
+            state.copy_(kept if self.again is None else torch.where(self.again, kept, state))
+        pairs = zip(values, self.squares, strict=False)
+        each = [torch.where(count, v * v if square else v, 0) for v, square in pairs]
+        return torch.stack([v.sum((2, 3)) for v in each])[..., None]
+
+    def add_up(self, moved: Tensor) -> None:
+        """Write the sums over clients."""
+        count = by_weight(self.taken, moved)
+        values = self._values(moved, slice(len(self.needs) - len(self.sums), None))
+        for total, value in zip(self.sums, values, strict=True):
+            total.copy_(torch.where(count, value, 0).sum(1, dtype=torch.float64))
+
+    def _values(self, moved: Tensor, some: slice) -> list[Tensor]:
+        read = [moved, *(v[:, None] for v in self.shared.unbind(1)), *self.own]
+        pairs = zip(self.table[some], self.needs[some], strict=True)
+        return [combination(row, needs, read) for row, needs in pairs]
+
+
+def combination(row: Tensor, needs: Sequence[int], read: Sequence[Tensor]) -> Tensor:
+    """Add up what is read as often as row [E, C, n] says; what is not needed is not looked at."""
+    terms = [by_weight(row[..., t], read[t]) * read[t] for t in needs]
+    return sum(terms[1:], terms[0]) if terms else torch.zeros_like(read[0])
+
+
+def by_weight(values: Tensor, like: Tensor) -> Tensor:
+    """Give values [E, C] as many axes as the weights have."""
+    return values.reshape(*values.shape, *[1] * (like.dim() - 2))

@@ -1,0 +1,289 @@
+"""The end of a round by numbers, where rules are linear there, too.
+
+Closing local training gives each client's next state, its report and the length of its update.  If
+the vectors among them are combinations of model, c, c_i, ..., weight by weight, and numbers are made
+of sums over such combinations, then a few numbers say how (as in linear_chain.py), and layers that
+remember their steps need not write the weights that clients ended with (core/ending.py).
+
+A recorded end is cut in two: what is added up and what the vectors are, as numbers of short
+vectors; and what is made of the sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+from torch.func import vmap
+
+from undrift.core.algorithm import Broadcast, Client, Report, Row
+from undrift.core.ending import Ending, Size, combination
+from undrift.core.histories import Histories
+from undrift.core.tree import Tree, leaves, rebuild, structure, where_rows
+from undrift.core.views import Carry
+from undrift.engines.fused import Fused
+from undrift.engines.graphs import room_for
+from undrift.engines.group import Group, masked_sum
+from undrift.engines.linear_chain import LinearChain, Places, Short, Step, recorded
+from undrift.engines.linearity import SUMS, alike, follow, is_zero, outputs
+
+Needs = tuple[tuple[int, ...], ...]  # by value: which columns of a table it reads
+
+
+class Recording(NamedTuple):
+    """A recorded end, cut in two."""
+
+    values: fx.GraphModule  # gives the combinations: those that are added up, states, reports
+    rest: fx.GraphModule  # takes their sums besides, and gives what is no vector
+    squares: tuple[bool, ...]  # by sum: whether it is the root of that of squares
+    made: list[set[int]]  # by value: of which vectors
+    vectors: dict[int, int]  # by place among all results that are vectors: which value
+    shape: Any  # of all results
+    states: int  # how many of them are states: the first ones
+
+
+class Columns(NamedTuple):
+    """Vectors where no layer remembers: some columns of them."""
+
+    read: list[Tensor]  # the model [E, C, n], shared [E, 1, n], own [E, C, n]
+    states: list[Tensor]
+    before: list[Tensor]
+    sums: list[Tensor]
+
+
+class LinearEnd:
+    """The end of a round of one group, whose wide layers remember their steps."""
+
+    def __init__(
+        self, group: Group, short: Short, recording: Recording, chain: LinearChain | None
+    ) -> None:
+        self._short, self._recording, self._alone = short, recording, group.size == 1
+        carried, shared, own = short.places
+        first = len(carried) + 1
+        number = {("shared", p): first + j for j, p in enumerate(shared)}
+        number |= {("own", p): first + len(shared) + j for j, p in enumerate(own)}
+        # the model is made of the vectors of a step besides; under plain SGD of the received one
+        of_step = [("shared", p) for p in (chain.places.shared if chain else shared[:1])]
+        of_step += [("own", p) for p in (chain.places.own if chain else ())]
+        read = set().union(*recording.made) | {number[v] for v in of_step}
+        self._shared = [p for p in shared if number["shared", p] in read]
+        self._own = [p for p in own if number["own", p] in read]
+        kept = [number["shared", p] for p in self._shared] + [number["own", p] for p in self._own]
+        self._numbers_read = [0, *kept]  # of short vectors: the columns of a table
+        column = {j: at for at, j in enumerate(self._numbers_read)}
+        self._of_step = [column[number[v]] for v in of_step]
+        self._moving: Needs = tuple(tuple(sorted(column[j] for j in of)) for of in recording.made)
+        self._remembered: Needs = tuple(
+            tuple(sorted({*of, *(self._of_step if 0 in of else ())})) for of in self._moving
+        )
+        self._numbers = Fused(self._numbered, "the numbers of an end", compiled=group.compiled)
+        self._close = Fused(self._closed, "the end of a round", compiled=group.compiled)
+
+    @classmethod
+    def find(
+        cls, group: Group, step: Step, chain: LinearChain | None, histories: Histories
+    ) -> LinearEnd | None:
+        """Find out whether the end is linear, and can be one pass."""
+        if group.uses("review"):
+            return None  # which runs the model
+        short = Short(Places.of(step, group.task.size), step)
+        recording = _recorded_end(group, short, step)
+        if recording is None:
+            return None
+        end = cls(group, short, recording, chain)
+        layers = histories.layers.values()
+        return end if all(layer.concludes(end.size) for layer in layers) else None
+
+    @property
+    def size(self) -> Size:
+        """Tell how many vectors there are."""
+        places, states = self._recording.vectors, self._recording.states
+        own = sum(place < states for place in places)
+        return Size(len(self._shared), len(self._own), own, len(places) - own)
+
+    def take(
+        self, histories: Histories, sent: Broadcast, clients: Client, held: Carry, before: Tree
+    ) -> tuple[tuple[Tree, ...], Report, Row]:
+        """Close a round: next states, sums over clients and what is not summed.
+
+        Who is refused keeps the state from `before` the round.
+        """
+        given = leaves(self._short.ended(sent, clients, held))
+        table, plain = self._numbers(given, histories.terms)
+        shared = [leaves(sent)[p] for p in self._shared]
+        own = [leaves(clients)[p] for p in self._own]
+        kept = leaves(before)
+        olds = [kept[p] for p in self._recording.vectors if p < self._recording.states]
+        states = [room_for(v) for v in olds]
+        room = (len(held.w), held.w.shape[-1])
+        sums = [
+            torch.empty(room, dtype=torch.float64, device=held.w.device)
+            for _ in range(self.size.sums)
+        ]
+        ending = Ending(
+            table, self._remembered, self._recording.squares, torch.stack(shared, 1), own,
+            clients.steps > 0, states, olds, sums,
+        )  # fmt: skip
+        layers = [layer.end() for layer in histories.layers.values() if layer.used]
+        added = [layer.close(ending) for layer in layers]
+        columns = [
+            Columns(
+                [held.w[..., c], *(v[:, None, c] for v in shared), *(v[..., c] for v in own)],
+                *([v[..., c] for v in vectors] for vectors in (states, olds, sums)),
+            )
+            for c in histories.rest(room[1])
+        ]
+        small, accepted, again = self._close(given, plain, added, columns, kept, ending.taken)
+        found = ending._replace(taken=accepted, again=again)
+        for layer in layers:
+            layer.add_up(found)
+            if states:
+                layer.close(found)  # seldom: if somebody's numbers are not finite
+        return self._put_together(small, [*states, *sums])
+
+    def _numbered(self, given: Sequence[Tensor], terms: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Say of what values are made: where layers remember, and where weights have moved."""
+        found = torch.stack([self._whole(v) for v in self._recording.values(*given)])
+        columns = [found[..., j] for j in self._numbers_read]
+        plain = torch.stack(columns, -1)
+        of_model = columns[0]
+        for at, column in enumerate(self._of_step):
+            part = of_model if terms is None else of_model * terms[0, ..., at]
+            columns[column] = columns[column] + part
+        return torch.stack(columns, -1), plain
+
+    def _whole(self, value: Tensor) -> Tensor:
+        """Give a combination both its axes: what is recorded of one experiment may lack the first."""
+        return value[None] if value.dim() == 2 else value
+
+    def _closed(
+        self, given: Sequence[Tensor], plain: Tensor, added: Sequence[Tensor],
+        columns: Sequence[Columns], before: Sequence[Tensor], taken: Tensor,
+    ) -> tuple[list[Tensor], Tensor, Tensor]:  # fmt: skip
+        """Close what no layer remembers; gives all results but vectors, and who is accepted."""
+        recording, first = self._recording, len(self._recording.squares)
+        total = [sum(part[j].sum(-1) for part in added) for j in range(first)]
+        values = [
+            [combination(row, needs, part.read) for row, needs in zip(plain, self._moving)]
+            for part in columns
+        ]
+        for of in values:
+            pairs = zip(of, recording.squares, strict=False)
+            total = [a + (v * v if s else v).sum(-1) for a, (v, s) in zip(total, pairs)]
+        pairs = zip(total, recording.squares, strict=True)
+        sums = [v.sqrt() if square else v for v, square in pairs]
+        found = recording.rest(*given, *(v[0] if self._alone else v for v in sums))
+        whole = self._put_together(found, [plain] * len(recording.vectors))
+        accepted = whole[2].accepted
+        for part, of in zip(columns, values, strict=True):
+            states, sums = of[first : first + len(part.states)], of[first + len(part.states) :]
+            for state, old, value in zip(part.states, part.before, states, strict=True):
+                state.copy_(torch.where(accepted[..., None], value, old))
+            for one, value in zip(part.sums, sums, strict=True):
+                one.copy_(_summed(value, accepted))
+        rest = iter(found)
+        small, last = [], recording.states + len(leaves(whole[1]))
+        for place in range(last + len(leaves(whole[2]))):
+            if place in recording.vectors:
+                continue
+            value = next(rest)
+            if place < recording.states:
+                value = where_rows(accepted, value, before[place])
+            elif place < last:
+                value = _summed(value, accepted)
+            small.append(value)
+        return small, accepted, (accepted != taken).any()
+
+    def _put_together(self, small: Sequence[Tensor], vectors: Sequence[Tensor]) -> Any:
+        """Make the results of their vectors and all else, in order."""
+        one, other = iter(small), iter(vectors)
+        count = len(small) + len(vectors)
+        places = self._recording.vectors
+        found = [next(other) if place in places else next(one) for place in range(count)]
+        return rebuild(self._recording.shape, found)
+
+
+def _summed(values: Tensor, accepted: Tensor) -> Tensor:
+    """Add up the accepted clients of each experiment."""
+    if len(values) == 1:
+        return masked_sum(values[0], accepted[0])[None]
+    made: Tensor = vmap(masked_sum)(values, accepted)
+    return made
+
+
+def _recorded_end(group: Group, short: Short, step: Step) -> Recording | None:
+    """Record the end of a round with short vectors; None if it is not linear."""
+    shapes: list[Any] = []
+
+    def finished(*ended: Any) -> Any:
+        found = group.finished(*ended)
+        shapes.append((structure(found), *(len(leaves(part)) for part in found)))
+        return found
+
+    ended = (step.sent, step.clients, step.held)
+    given = short.ended(*ended)
+    inputs = leaves(given)
+    made, whole = recorded(finished, given, [v.clone() for v in inputs]), recorded(finished, ended)
+    lengths = (short.length, step.held.w.shape[-1])
+    if made is None or whole is None or not alike(made, whole, lengths):
+        return None
+    shape, states, reports, _ = shapes[0]
+    sums: list[fx.Node] = []
+    known = follow(made.graph, short.marks(inputs), short.length, sums)
+    results = outputs(made.graph)
+    if not known or any(node not in known for node in results):
+        return None
+    vectors = [i for i, node in enumerate(results) if short.length in node.meta["val"].shape]
+    others = [node for i, node in enumerate(results) if i not in vectors]
+    values = [*(node.args[0] for node in sums), *(results[i] for i in vectors)]
+    lead = tuple(step.held.w.shape[:2])
+    each = (*(lead if lead[0] > 1 else lead[1:]), short.length)  # as `Group.each` calls it
+    numbers = {0, *range(len(short.places.carried) + 1, short.places.number)}
+    behind = _behind(made.graph, sums)
+    sound = (
+        all(known[node] == set() for node in others)
+        and not behind.intersection(values)  # a combination whose numbers are such sums is none
+        and all(known[node] or (known[node] == set() and is_zero(node)) for node in values)
+        and all((known[node] or set()) <= numbers for node in values)  # neither momentum nor slope
+        and all(i < states + reports for i in vectors)
+        and all(node.args[0].meta["val"].shape == each for node in sums)
+        and all(results[i].meta["val"].shape == (*lead, short.length) for i in vectors)
+    )
+    if not sound:
+        return None
+    return Recording(
+        _cut(made, values),
+        _cut(made, others, sums),
+        tuple("ord" in SUMS[node.target] for node in sums),
+        [known[node] or set() for node in values],
+        {place: len(sums) + at for at, place in enumerate(vectors)},
+        shape,
+        states,
+    )
+
+
+def _behind(graph: fx.Graph, sums: Sequence[fx.Node]) -> set[fx.Node]:
+    """Collect all that is made of sums."""
+    found = set(sums)
+    for node in graph.nodes:
+        if found.intersection(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _cut(
+    made: fx.GraphModule, wanted: Sequence[fx.Node], known: Sequence[fx.Node] = ()
+) -> fx.GraphModule:
+    """Copy what some results need; what is known is taken as further inputs."""
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    given = [node for node in made.graph.nodes if node.op == "placeholder"]
+    for node in given:
+        copies[node] = graph.node_copy(node)
+    for at, node in enumerate(known):
+        copies[node] = graph.placeholder(f"sum_{at}")
+    graph.graph_copy(made.graph, copies)
+    graph.output([copies[node] for node in wanted])
+    graph.eliminate_dead_code()
+    return fx.GraphModule(made, graph)

@@ -1,0 +1,122 @@
+"""The end of a round by the kernel, against the same operations in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="the kernels need triton")
+
+from undrift.core.ending import Ending, Size
+from undrift.kernels import ending
+from undrift.kernels.linear import LinearProblem
+from undrift.testing.compare import distance
+
+NEEDS = ((0, 1), (0, 1, 2, 3), (1, 2, 3, 4), (0, 4), (0, 1, 2, 4), (3,))
+ROWS, IN, OUT = 70, 40, 36  # more rows than a tile has, and no multiple of one
+
+
+def an_ending(device: torch.device, experiments: int = 2, count: int = 3) -> Ending:
+    """Two of everything: the model's move, two vectors that are shared and two of each client."""
+    source = torch.Generator().manual_seed(0)
+
+    def some(*sizes: int, far: int = 5) -> Tensor:
+        wide = torch.randn((*sizes[:-2], far + sizes[-1] * sizes[-2]), generator=source)
+        return wide.to(device)[..., far:].unflatten(-1, sizes[-2:])  # rows that lie apart
+
+    each, weights = (experiments, count), (OUT, IN)
+    taken = torch.ones(each, dtype=torch.bool, device=device)
+    taken[0, 1] = False
+    return Ending(
+        some(len(NEEDS), 1, *each, 5)[:, 0].contiguous(), NEEDS, (True, False),
+        some(experiments, 2, *weights), [some(*each, *weights) for _ in range(2)],
+        taken,
+        [some(*each, *weights) for _ in range(2)], [some(*each, *weights) for _ in range(2)],
+        [some(experiments, *weights).double() for _ in range(2)],
+    )  # fmt: skip
+
+
+def operands(device: torch.device, clients: int) -> tuple[Tensor, Tensor]:
+    source = torch.Generator().manual_seed(1)
+    return (
+        torch.randn((clients, ROWS, OUT), generator=source).half().to(device),
+        torch.randn((clients, ROWS, IN), generator=source).half().to(device),
+    )
+
+
+def copied(e: Ending, kind: torch.dtype) -> Ending:
+    def twin(vectors: list[Tensor]) -> list[Tensor]:
+        return [v.to(kind).clone() for v in vectors]
+
+    return e._replace(
+        table=e.table.to(kind), shared=e.shared.to(kind), own=twin(e.own), states=twin(e.states),
+        before=twin(e.before), sums=[v.clone() for v in e.sums],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("again", [None, False, True])
+def test_every_value_is_written(again, device):
+    e, p = an_ending(device), LinearProblem(6, ROWS, IN, OUT, "fp16")
+    g, x = operands(device, 6)
+    g[1] = torch.nan  # of the client that does not count
+    e.own[0][0, 1], e.own[1][0, 1] = torch.inf, torch.nan
+    if again is not None:
+        e = e._replace(again=torch.tensor(again, device=device))
+    before, wanted = copied(e, torch.float32), copied(e, torch.float64)
+    moved = -0.5 * (g.double().transpose(1, 2) @ x.double()).unflatten(0, (2, 3))
+    added, sums = ending.close(p, g, x, e, -0.5), wanted.close(moved)
+    ending.add_up(p, g, x, e, -0.5)
+    wanted.add_up(moved)
+    assert distance([*e.states, *e.sums], [*wanted.states, *wanted.sums]) < 1e-5
+    left = all(torch.equal(a, b) for a, b in zip(e.states, before.states, strict=True))
+    assert left == (again is False)
+    assert torch.equal(e.states[1][0, 1], e.before[1][0, 1]) or again is False
+    if again is None:
+        assert distance([added.sum(-1)], [sums[..., 0]]) < 1e-5
+        assert not bool(added[:, 0, 1].any())
+
+
+def test_one_tile_of_rows_and_nothing_of_clients(device):
+    """As under plain SGD: one sum, two measures, what is shared alone."""
+    e, p = an_ending(device), LinearProblem(6, 20, IN, OUT, "fp16")
+    needs = ((0, 1), (0, 1, 2), (0, 1))
+    e = e._replace(
+        table=e.table[:3, ..., :3].contiguous(), needs=needs, own=[], states=[], before=[],
+        sums=e.sums[:1],
+    )  # fmt: skip
+    wanted, (g, x) = copied(e, torch.float64), (v[:, :20] for v in operands(device, 6))
+    moved = 2.0 * (g.double().transpose(1, 2) @ x.double()).unflatten(0, (2, 3))
+    added, sums = ending.close(p, g, x, e, 2.0), wanted.close(moved)
+    ending.add_up(p, g, x, e, 2.0)
+    wanted.add_up(moved)
+    assert distance([added.sum(-1), *e.sums], [sums[..., 0], *wanted.sums]) < 1e-5
+
+
+def test_what_the_kernels_take():
+    p, size = LinearProblem(6, ROWS, IN, OUT, "fp16"), Size(2, 2, 2, 2)
+    assert ending.takes(p, size) and not ending.takes(p._replace(precision="tf32"), size)
+    assert ending.takes(p, size._replace(sums=9))
+    for name, most in (("shared", 3), ("own", 2), ("states", 2)):
+        assert ending.takes(p, size._replace(**{name: most}))
+        assert not ending.takes(p, size._replace(**{name: most + 1}))
+
+
+@pytest.mark.parametrize("which", ["close", "first sum", "second sum"])
+def test_the_trials_can_fail(which, device):
+    p, tile = LinearProblem(3, 20, 40, 36, "fp16"), dict(BI=32, BO=32, num_warps=4, num_stages=2)
+    like = an_ending(device)
+    if which == "close":
+        trial = ending._closing_trial(p, device, like)
+    else:
+        trial = ending._adding_trial(p, device, like, int(which == "second sum"))
+    for output in trial.outputs:
+        output.fill_(torch.nan)
+    for launch in trial.launches(tile):
+        launch.run()
+    assert trial.error() < 4e-3 and len(trial.outputs) == 1 + (which == "close")
+    for output in trial.outputs:
+        held = output[..., 3].clone()
+        output[..., 3] += 1
+        assert trial.error() > 1e-2
+        output[..., 3] = held

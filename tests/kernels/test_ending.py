@@ -30,7 +30,8 @@ def an_ending(device: torch.device, experiments: int = 2, count: int = 3) -> End
     taken[0, 1] = False
     return Ending(
         some(len(NEEDS), 1, *each, 5)[:, 0].contiguous(), NEEDS, (True, False),
-        some(experiments, 2, *weights), [some(*each, *weights) for _ in range(2)],
+        some(experiments, 2, *weights), torch.ones(2, dtype=torch.bool, device=device),
+        [some(*each, *weights) for _ in range(2)],
         taken,
         [some(*each, *weights) for _ in range(2)], [some(*each, *weights) for _ in range(2)],
         [some(experiments, *weights).double() for _ in range(2)],
@@ -105,6 +106,7 @@ def test_what_the_kernels_take():
 @pytest.mark.parametrize("which", ["close", "first sum", "second sum"])
 def test_the_trials_can_fail(which, device):
     p, tile = LinearProblem(3, 20, 40, 36, "fp16"), dict(BI=32, BO=32, num_warps=4, num_stages=2)
+    tile |= {"BC": 2} if which == "close" else {}
     like = an_ending(device)
     if which == "close":
         trial = ending._closing_trial(p, device, like)

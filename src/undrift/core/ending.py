@@ -42,6 +42,7 @@ class Ending(NamedTuple):
     needs: tuple[tuple[int, ...], ...]  # which of these value j reads: others are not looked at
     squares: tuple[bool, ...]  # of the first values: whether their squares are added up
     shared: Tensor  # [E, shared, P]
+    used: Tensor  # [shared]: whether any of the values that `close` gives has a part of it
     own: Sequence[Tensor]  # [E, C, P] each
     taken: Tensor  # [E, C]: whose values count
     states: Sequence[Tensor]  # [E, C, P] each, to be written

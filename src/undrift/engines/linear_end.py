@@ -111,7 +111,7 @@ class LinearEnd:
         Who is refused keeps the state from `before` the round.
         """
         given = leaves(self._short.ended(sent, clients, held))
-        table, plain = self._numbers(given, histories.terms)
+        table, plain, used = self._numbers(given, histories.terms)
         shared = [leaves(sent)[p] for p in self._shared]
         own = [leaves(clients)[p] for p in self._own]
         kept = leaves(before)
@@ -123,7 +123,7 @@ class LinearEnd:
             for _ in range(self.size.sums)
         ]
         ending = Ending(
-            table, self._remembered, self._recording.squares, torch.stack(shared, 1), own,
+            table, self._remembered, self._recording.squares, torch.stack(shared, 1), used, own,
             clients.steps > 0, states, olds, sums,
         )  # fmt: skip
         layers = [layer.end() for layer in histories.layers.values() if layer.used]
@@ -143,8 +143,11 @@ class LinearEnd:
                 layer.close(found)  # seldom: if somebody's numbers are not finite
         return self._put_together(small, [*states, *sums])
 
-    def _numbered(self, given: Sequence[Tensor], terms: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Say of what values are made: where layers remember, and where weights have moved."""
+    def _numbered(self, given: Sequence[Tensor], terms: Tensor | None) -> tuple[Tensor, ...]:
+        """Say of what values are made: where layers remember, and where weights have moved.
+
+        And which vectors that are shared have a part in the first.
+        """
         found = torch.stack([self._whole(v) for v in self._recording.values(*given)])
         columns = [found[..., j] for j in self._numbers_read]
         plain = torch.stack(columns, -1)
@@ -152,7 +155,10 @@ class LinearEnd:
         for at, column in enumerate(self._of_step):
             part = of_model if terms is None else of_model * terms[0, ..., at]
             columns[column] = columns[column] + part
-        return torch.stack(columns, -1), plain
+        table = torch.stack(columns, -1)
+        # the received model most often has none: it is in the weights, and is taken off
+        closing = table[: len(table) - self.size.sums, ..., 1 : 1 + len(self._shared)]
+        return table, plain, (closing != 0).flatten(0, 2).any(0)
 
     def _whole(self, value: Tensor) -> Tensor:
         """Give a combination both its axes: what is recorded of one experiment may lack the first."""

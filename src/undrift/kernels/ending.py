@@ -38,7 +38,7 @@ def close(p: LinearProblem, g: Tensor, x: Tensor, e: Ending, scale: float) -> Te
         q = as_tuned(p)
         name = f"the end of clients {len(e.own)} {len(e.states)}"
         config = configuration(
-            name, q, g.device, _candidates(), lambda: _closing_trial(q, g.device, e)
+            name, q, g.device, _closing_candidates(), lambda: _closing_trial(q, g.device, e)
         )
         launch, parts = _closing(p, config, g, x, e, scale)
         launch.run()
@@ -52,7 +52,7 @@ def add_up(p: LinearProblem, g: Tensor, x: Tensor, e: Ending, scale: float) -> N
         for at in range(len(e.sums)):
             reads = sum(t > e.shared.shape[1] for t in _needs(e, at))
             config = configuration(
-                f"the sum of clients {reads}", q, g.device, _candidates(),
+                f"the sum of clients {reads}", q, g.device, _adding_candidates(),
                 lambda at=at: _adding_trial(q, g.device, e, at),
             )  # fmt: skip
             _adding(p, config, g, x, e, scale, at).run()
@@ -61,21 +61,22 @@ def add_up(p: LinearProblem, g: Tensor, x: Tensor, e: Ending, scale: float) -> N
 def _closing(
     p: LinearProblem, config: Configuration, g: Tensor, x: Tensor, e: Ending, scale: float
 ) -> tuple[Launch, Tensor]:
-    grid = (-(-p.inputs // config["BI"]), p.clients, -(-p.outputs // config["BO"]))
+    pieces = e.taken.shape[0] * -(-e.taken.shape[1] // config["BC"])
+    grid = (-(-p.inputs // config["BI"]), pieces, -(-p.outputs // config["BO"]))
     summed = len(e.squares)
     parts = torch.empty((summed, *e.taken.shape, grid[0] * grid[2]), device=g.device)
     own, states, before = ([v.flatten(0, 1) for v in w] for w in (e.own, e.states, e.before))
     vectors = [v for w in (own, states, before) for v in _two(w, g)]
     again = g if e.again is None else e.again
+    values = summed + len(states)
     arguments = (
-        g, x, e.shared, *vectors[:2], e.table.contiguous(), e.taken.contiguous(), *vectors[2:],
+        g, x, e.shared, e.used, *vectors[:2], e.table.contiguous(), e.taken.contiguous(), *vectors[2:],
         parts, again, scale, p.rows, e.taken.shape[1], g.stride(0), x.stride(0),
         *e.shared.stride()[:2], *(v.stride(0) for v in vectors),
     )  # fmt: skip
-    values = e.needs[: summed + len(states)]
     constants = dict(
         _constants(p, e, config), SUMMED=summed, STATES=len(states), AGAIN=e.again is not None,
-        NEEDS=sum(_mask(needs) << (8 * j) for j, needs in enumerate(values)),
+        NEEDS=sum(_mask(needs) << (8 * j) for j, needs in enumerate(e.needs[:values])),
         SQUARES=sum(1 << j for j, square in enumerate(e.squares) if square),
     )  # fmt: skip
     return Launch(programs.close_clients, grid, arguments, constants), parts
@@ -121,10 +122,19 @@ def _two(vectors: Sequence[Tensor], none: Tensor) -> list[Tensor]:
 
 
 # ---------------------------------------------------------------------------------------- trials
-def _candidates() -> list[Configuration]:
+def _closing_candidates() -> list[Configuration]:
+    # (inputs and outputs of a tile, clients of a program, warps, stages)
+    tiles = [(64, 64, 10, 4, 2), (64, 64, 5, 4, 3), (64, 32, 10, 4, 2), (64, 32, 5, 4, 3)]
+    tiles += [(64, 64, 10, 8, 2), (128, 64, 10, 8, 2), (64, 64, 1, 4, 2), (32, 64, 10, 4, 2)]
+    if interpreted():
+        tiles = [(32, 32, 2, 4, 2)]
+    return [dict(BI=i, BO=o, BC=c, num_warps=w, num_stages=s) for i, o, c, w, s in tiles]
+
+
+def _adding_candidates() -> list[Configuration]:
     # (inputs and outputs of a tile, warps, stages)
-    tiles = [(128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 8, 2), (128, 32, 4, 3), (64, 32, 4, 3)]
-    tiles += [(64, 64, 8, 3), (256, 32, 8, 2), (64, 128, 8, 2)]
+    tiles = [(64, 64, 4, 3), (32, 64, 4, 3), (64, 32, 4, 3), (64, 64, 8, 2), (64, 64, 8, 3)]
+    tiles += [(64, 64, 4, 2)]
     if interpreted():
         tiles = [(32, 32, 4, 2)]
     return [dict(BI=bi, BO=bo, num_warps=w, num_stages=s) for bi, bo, w, s in tiles]
@@ -142,6 +152,7 @@ def _random(p: LinearProblem, device: torch.device, like: Ending) -> tuple[Tenso
     ending = like._replace(
         table=some(len(like.needs), 1, count, like.table.shape[-1]),
         shared=some(1, like.shared.shape[1], *weights),
+        used=torch.ones(like.shared.shape[1], dtype=torch.bool, device=device),
         own=[some(1, count, *weights) for _ in like.own],
         taken=torch.ones((1, count), dtype=torch.bool, device=device),
         states=states, before=states,
@@ -188,7 +199,7 @@ def _closing_trial(p: LinearProblem, device: torch.device, like: Ending) -> Tria
             worst += away.tolist()
         return max(worst)
 
-    return Trial(_candidates(), launches, e.states, error, p.precision)
+    return Trial(_closing_candidates(), launches, e.states, error, p.precision)
 
 
 def _adding_trial(p: LinearProblem, device: torch.device, like: Ending, at: int) -> Trial:
@@ -205,6 +216,6 @@ def _adding_trial(p: LinearProblem, device: torch.device, like: Ending, at: int)
         return relative(e.sums[at], wanted[0])
 
     return Trial(
-        _candidates(), lambda config: [_adding(p, config, g, x, e, 0.5, at)], [e.sums[at]], error,
+        _adding_candidates(), lambda config: [_adding(p, config, g, x, e, 0.5, at)], [e.sums[at]], error,
         p.precision,
     )  # fmt: skip

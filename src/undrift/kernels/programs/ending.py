@@ -33,76 +33,113 @@ def add_rows(g, x, total, begin, ROWS, o, i, IN: tl.constexpr, OUT: tl.constexpr
 
 @triton.jit(do_not_specialize=["ROWS", "EACH"])
 def close_clients(
-    g, x, shared, own, own_more, table, taken, state, state_more, before, before_more, parts, again,
-    scale, ROWS, EACH, g_client, x_client, shared_one, shared_next, own_client, own_more_client,
-    state_client, state_more_client, before_client, before_more_client,
+    g, x, shared, used, own, own_more, table, taken, state, state_more, before, before_more, parts,
+    again, scale, ROWS, EACH, g_client, x_client, shared_one, shared_next, own_client,
+    own_more_client, state_client, state_more_client, before_client, before_more_client,
     IN: tl.constexpr, OUT: tl.constexpr, SHARED: tl.constexpr, OWN: tl.constexpr,
     SUMMED: tl.constexpr, STATES: tl.constexpr, NEEDS: tl.constexpr, SQUARES: tl.constexpr,
-    AGAIN: tl.constexpr, ONE: tl.constexpr, BS: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr,
+    AGAIN: tl.constexpr, ONE: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr, BI: tl.constexpr,
+    BO: tl.constexpr,
 ):  # fmt: skip
-    """Write a client's states, and the sums over a tile of its weights: parts[j, client, tile].
+    """Write the states of BC clients, and the sums over a tile of their weights.
 
-    The mask of value j is NEEDS >> 8 j.  AGAIN: states alone, and only if the flag is set.
+    These are parts[j, client, tile].  The mask of value j is NEEDS >> 8 j; of what is shared,
+    only what is `used` at all is loaded.  AGAIN: states alone, and only if the flag is set.
     """
     if AGAIN:
         if tl.load(again) == 0:
             return
-    client = tl.program_id(1).to(tl.int64)
-    clients = tl.num_programs(1)
+    pieces = tl.cdiv(EACH, BC)
+    experiment = (tl.program_id(1) // pieces).to(tl.int64)
+    first = tl.program_id(1) % pieces * BC
+    clients = (tl.num_programs(1) // pieces) * EACH
     tile = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
     tiles = tl.num_programs(0) * tl.num_programs(2)
     i = tl.program_id(0) * BI + tl.arange(0, BI)
     o = tl.program_id(2) * BO + tl.arange(0, BO)
     at = o[:, None] * IN + i[None, :]
     real = (o < OUT)[:, None] & (i < IN)[None, :]
-    take = tl.load(taken + client) != 0
-    here = real & take
-    # loaded before the product, which goes on meanwhile
-    vectors = shared + (client // EACH) * shared_one + at
+    vectors = shared + experiment * shared_one + at
     if SHARED > 0:
-        base = tl.load(vectors, mask=here, other=0.0)
+        base = tl.load(vectors, mask=real & (tl.load(used) != 0), other=0.0)
     if SHARED > 1:
-        base_1 = tl.load(vectors + shared_next, mask=here, other=0.0)
+        there = real & (tl.load(used + 1) != 0)
+        base_1 = tl.load(vectors + shared_next, mask=there, other=0.0)
     if SHARED > 2:
-        base_2 = tl.load(vectors + 2 * shared_next, mask=here, other=0.0)
+        there = real & (tl.load(used + 2) != 0)
+        base_2 = tl.load(vectors + 2 * shared_next, mask=there, other=0.0)
+    WIDTH: tl.constexpr = 1 + SHARED + OWN
+    last = tl.minimum(first + BC, EACH)
+    # a client's own vectors are loaded while the one before it is closed
     if OWN > 0:
-        mine = tl.load(own + client * own_client + at, mask=here, other=0.0)
+        next_own = tl.load(own + (experiment * EACH + first) * own_client + at, mask=real, other=0.0)
     if OWN > 1:
-        mine_1 = tl.load(own_more + client * own_more_client + at, mask=here, other=0.0)
-    one = (g + client * g_client, x + client * x_client)
-    moved = moved_by(one[0], one[1], ROWS, o, i, IN, OUT, ONE, BS, BI, BO) * scale
-    for j in tl.static_range(SUMMED + STATES):
-        row = table + (j * clients + client) * (1 + SHARED + OWN)
-        # what was loaded first, the product last: the two lie differently among threads
-        value = tl.zeros((BO, BI), tl.float32)
-        if SHARED > 0 and (NEEDS >> (8 * j + 1)) & 1:
-            value += base * tl.load(row + 1)
-        if SHARED > 1 and (NEEDS >> (8 * j + 2)) & 1:
-            value += base_1 * tl.load(row + 2)
-        if SHARED > 2 and (NEEDS >> (8 * j + 3)) & 1:
-            value += base_2 * tl.load(row + 3)
-        if OWN > 0 and (NEEDS >> (8 * j + 1 + SHARED)) & 1:
-            value += mine * tl.load(row + 1 + SHARED)
-        if OWN > 1 and (NEEDS >> (8 * j + 2 + SHARED)) & 1:
-            value += mine_1 * tl.load(row + 2 + SHARED)
-        if (NEEDS >> (8 * j)) & 1:
-            value += moved * tl.load(row)
-        if j < SUMMED:
-            if not AGAIN:
-                if (SQUARES >> j) & 1:
-                    value = value * value
-                kept = tl.where(here, value, 0.0)
-                added = tl.sum(tl.reshape(kept, (BO * BI,), can_reorder=True), 0)
-                tl.store(parts + (j * clients + client) * tiles + tile, added)
-        else:
-            if j == SUMMED:
-                old, new = before + client * before_client, state + client * state_client
+        from_more = own_more + (experiment * EACH + first) * own_more_client
+        next_more = tl.load(from_more + at, mask=real, other=0.0)
+    for c in range(first, last):
+        client = experiment * EACH + c
+        there = real & (c + 1 < last)
+        # all is loaded before anything is written: what comes behind a store waits for memory anew
+        take = tl.load(taken + client) != 0
+        n = ()
+        for j in tl.static_range(SUMMED + STATES):
+            for t in tl.static_range(WIDTH):
+                n = n + (tl.load(table + (j * clients + client) * WIDTH + t),)
+        if OWN > 0:
+            mine = next_own
+            next_own = tl.load(own + (client + 1) * own_client + at, mask=there, other=0.0)
+        if OWN > 1:
+            mine_1 = next_more
+            next_more = tl.load(own_more + (client + 1) * own_more_client + at, mask=there, other=0.0)
+        one = (g + client * g_client, x + client * x_client)
+        moved = moved_by(one[0], one[1], ROWS, o, i, IN, OUT, ONE, BS, BI, BO) * scale
+        # A product lies otherwise among threads than what is loaded.  A choice between the two
+        # brings each vector over once, and what is shared before the loop, instead of every value.
+        loaded = scale == scale
+        if SHARED > 0:
+            first_shared = tl.where(loaded, base, moved)
+        if SHARED > 1:
+            second_shared = tl.where(loaded, base_1, moved)
+        if SHARED > 2:
+            third_shared = tl.where(loaded, base_2, moved)
+        if OWN > 0:
+            mine = tl.where(loaded, mine, moved)
+        if OWN > 1:
+            mine_1 = tl.where(loaded, mine_1, moved)
+        here = real & take
+        sums = ()
+        for j in tl.static_range(SUMMED + STATES):
+            value = tl.zeros((BO, BI), tl.float32)
+            if (NEEDS >> (8 * j)) & 1:
+                value += moved * n[j * WIDTH]
+            if SHARED > 0 and (NEEDS >> (8 * j + 1)) & 1:
+                value += first_shared * n[j * WIDTH + 1]
+            if SHARED > 1 and (NEEDS >> (8 * j + 2)) & 1:
+                value += second_shared * n[j * WIDTH + 2]
+            if SHARED > 2 and (NEEDS >> (8 * j + 3)) & 1:
+                value += third_shared * n[j * WIDTH + 3]
+            if OWN > 0 and (NEEDS >> (8 * j + 1 + SHARED)) & 1:
+                value += mine * n[j * WIDTH + 1 + SHARED]
+            if OWN > 1 and (NEEDS >> (8 * j + 2 + SHARED)) & 1:
+                value += mine_1 * n[j * WIDTH + 2 + SHARED]
+            if j < SUMMED:
+                if not AGAIN:
+                    if (SQUARES >> j) & 1:
+                        value = value * value
+                    kept = tl.where(here, value, 0.0)
+                    sums = sums + (tl.sum(tl.reshape(kept, (BO * BI,), can_reorder=True), 0),)
             else:
-                old = before_more + client * before_more_client
-                new = state_more + client * state_more_client
-            tl.store(new + at, value, mask=here)
-            stays = real & (take == 0)
-            tl.store(new + at, tl.load(old + at, mask=stays, other=0.0), mask=stays)
+                if j == SUMMED:
+                    old, new = before + client * before_client, state + client * state_client
+                else:
+                    old = before_more + client * before_more_client
+                    new = state_more + client * state_more_client
+                tl.store(new + at, value, mask=here)
+                if take == 0:
+                    tl.store(new + at, tl.load(old + at, mask=real, other=0.0), mask=real)
+        if not AGAIN:
+            for j in tl.static_range(SUMMED):
+                tl.store(parts + (j * clients + client) * tiles + tile, sums[j])
 
 
 @triton.jit(do_not_specialize=["ROWS", "EACH"])

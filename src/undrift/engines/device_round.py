@@ -39,6 +39,7 @@ from undrift.engines.graphs import (
     aligned,
     copied,
     graph_pool,
+    shelf_for,
     spread_into,
 )
 from undrift.engines.group import Group, Servers, client_structure, split
@@ -86,9 +87,11 @@ class DeviceRound:
             vmap(self._drawn, in_dims=(None, 0, 0, 0, 0)), "batches and keys", compiled=compiled
         )
         self._pick = Fused(_picked, "what a step reads", compiled=compiled)
+        self._lay_out = Fused(_laid_out, "what steps read", compiled=compiled)
         room = shape.room
         # a tensor, not arange: the compiler takes products of an index for 32 bits wide
         self._count = torch.arange(max(room.steps, room.batch, room.width), device=self.device)
+        self._numbers = self._count[: room.steps].to(self.task.dtype)  # of steps
         self.buffers = Buffers()
         self.loading = Loading(self.crews, shape, self.buffers, self.device)
         self.data = Examples([engines[i] for i in self.loading.places])
@@ -228,15 +231,29 @@ class DeviceRound:
             self.lanes.run(steps, lambda: self._piece("step", self._lanes_step))
             return
         left = max(k for crew in steps for own in crew for k in own)
+        if self._lies_ready and left == self.shape.room.steps:
+            self._piece("all steps", self._all_steps)
+            return
         while left:
             # of any number of steps: few recordings, and few gaps between them
             some = min(MOST_STEPS, 1 << (left.bit_length() - 1))
             self._piece(("steps", some), partial(self._steps, some))
             left -= some
 
+    @property
+    def _lies_ready(self) -> bool:
+        """Whether what steps read is laid out for each: then a recorded one has nothing to pick."""
+        return self.lanes is None and self.shape.room.steps <= MOST_STEPS
+
+    def _all_steps(self) -> None:
+        """Take as many steps as there may be, from the first one on."""
+        for k in range(self.shape.room.steps):
+            rows, keys, number, *rest = tree_map(lambda v, k=k: v[k], self.buffers["steps"])
+            self._step(*self._batch(rows, keys, number, *rest))
+
     def _steps(self, count: int) -> None:
         for _ in range(count):
-            self._step()
+            self._step(*self._read())
 
     def _lanes_step(self) -> None:
         assert self.lanes is not None, "asked for before"
@@ -324,6 +341,11 @@ class DeviceRound:
         for name, value in zip(("keys", "order"), found, strict=False):
             buffers.put(name, value)
         buffers.put("rows", self.data.rows(buffers["info"].id, buffers["order"]))
+        if self._lies_ready:
+            drawn = (self._numbers, *(buffers[name] for name in ("order", "rows", "keys")))
+            if "steps" not in buffers:
+                buffers.hold("steps", tree_map(shelf_for, _of_steps(*drawn, self._labels)))
+            self._lay_out(buffers["steps"], *drawn, self._labels)
         self._put_carries(carries)
         buffers.put("k", torch.zeros((), dtype=self.task.dtype, device=self.device))
         if self._undecided:
@@ -409,19 +431,26 @@ class DeviceRound:
             lambda v: histories.others(v) if (v.dim(), *v.shape[-1:]) == vector else v, carry
         )
 
-    def _step(self) -> None:
+    def _step(self, batch: Batch, keys: Tensor, number: Tensor) -> None:
         """Let everybody take one step who still does."""
-        batch, keys, number = self._read()
         seats = [self._seat(g) for g in range(len(self.groups))]
         self.stepping.take(self.groups, seats, self.buffers["models"], batch, keys, number)
 
     def _read(self) -> tuple[Batch, Tensor, Tensor]:
         """Give everybody's batch of the next step, its keys and its number."""
-        drawn, y = (self.buffers[name] for name in ("k", "order", "rows", "keys")), self.data.y
-        # labels are looked up in the same kernel; what is larger is not copied to be traced
-        rows, keys, number, order, mask, labels = self._pick(*drawn, (y,) if y.dim() == 1 else ())
-        labels = labels[0] if labels else look_up(y, rows)
-        return Batch(look_up(self.data.x, rows), labels, mask, order), keys, number
+        drawn = (self.buffers[name] for name in ("k", "order", "rows", "keys"))
+        return self._batch(*self._pick(*drawn, self._labels))
+
+    def _batch(
+        self, rows: Tensor, keys: Tensor, number: Tensor, order: Tensor, mask: Tensor, labels: Any
+    ) -> tuple[Batch, Tensor, Tensor]:
+        y = labels[0] if labels else look_up(self.data.y, rows)
+        return Batch(look_up(self.data.x, rows), y, mask, order), keys, number
+
+    @property
+    def _labels(self) -> tuple[Tensor, ...]:
+        """Give what is looked up in the same kernel; what is larger is not copied to be traced."""
+        return (self.data.y,) if self.data.y.dim() == 1 else ()
 
     def _seat(self, g: int) -> Seat:
         broadcast, clients, carry = (
@@ -477,3 +506,18 @@ def _picked(
     order, rows, keys = (v.index_select(2, at)[:, :, 0] for v in (order, rows, keys))
     k.add_(1)
     return rows, keys, number, order, order >= 0, tuple(look_up(v, rows) for v in y)
+
+
+def _of_steps(
+    numbers: Tensor, order: Tensor, rows: Tensor, keys: Tensor, y: tuple[Tensor, ...]
+) -> tuple[Any, ...]:
+    """Give the same of all steps, which come first: [K, S, C, ...]."""
+    order, rows, keys = (v.movedim(2, 0) for v in (order, rows, keys))
+    number = numbers[:, None].expand(keys.shape[:2])
+    return rows, keys, number, order, order >= 0, tuple(look_up(v, rows) for v in y)
+
+
+def _laid_out(to: Tree, *drawn: Any) -> Tree:
+    for old, new in zip(leaves(to), leaves(_of_steps(*drawn)), strict=True):
+        old.copy_(new)
+    return EMPTY

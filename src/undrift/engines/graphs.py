@@ -155,3 +155,11 @@ def room_for(w: Tensor) -> Tensor:
     """Make room for as many models, aligned like that."""
     *lead, size = w.shape
     return w.new_empty((*lead, -(-size // 16) * 16))[..., :size]
+
+
+def shelf_for(values: Tensor) -> Tensor:
+    """Make room for values [K, ...] so that each of the K begins at a multiple of 64 bytes."""
+    rows = values.reshape(len(values), -1)
+    each = 64 // values.element_size()
+    made = rows.new_empty((len(rows), -(-rows.shape[1] // each) * each))
+    return made[:, : rows.shape[1]].unflatten(1, values.shape[1:])

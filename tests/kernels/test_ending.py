@@ -56,6 +56,16 @@ def copied(e: Ending, kind: torch.dtype) -> Ending:
     )  # fmt: skip
 
 
+def test_more_sums_than_a_kernel_has(device):
+    e, p = an_ending(device), LinearProblem(6, ROWS, IN, OUT, "fp16")
+    e = e._replace(sums=[*e.sums, e.sums[0].clone()], needs=(*NEEDS, (0, 2, 4)))
+    e = e._replace(table=torch.cat([e.table, e.table[:1] + 1]))
+    wanted, (g, x) = copied(e, torch.float64), operands(device, 6)
+    ending.add_up(p, g, x, e, 0.5)
+    wanted.add_up(0.5 * (g.double().transpose(1, 2) @ x.double()).unflatten(0, (2, 3)))
+    assert distance(e.sums, wanted.sums) < 1e-5 and not torch.equal(e.sums[0], e.sums[2])
+
+
 @pytest.mark.parametrize("again", [None, False, True])
 def test_every_value_is_written(again, device):
     e, p = an_ending(device), LinearProblem(6, ROWS, IN, OUT, "fp16")
@@ -103,7 +113,7 @@ def test_what_the_kernels_take():
         assert not ending.takes(p, size._replace(**{name: most + 1}))
 
 
-@pytest.mark.parametrize("which", ["close", "first sum", "second sum"])
+@pytest.mark.parametrize("which", ["close", "sums", "one sum"])
 def test_the_trials_can_fail(which, device):
     p, tile = LinearProblem(3, 20, 40, 36, "fp16"), dict(BI=32, BO=32, num_warps=4, num_stages=2)
     tile |= {"BC": 2} if which == "close" else {}
@@ -111,12 +121,16 @@ def test_the_trials_can_fail(which, device):
     if which == "close":
         trial = ending._closing_trial(p, device, like)
     else:
-        trial = ending._adding_trial(p, device, like, int(which == "second sum"))
+        more = [*like.sums, like.sums[0]] if which == "one sum" else like.sums
+        needs = [*like.needs, (0, 2, 4)] if which == "one sum" else like.needs
+        table = torch.cat([like.table, like.table[:1]])
+        like = like._replace(sums=more, needs=tuple(needs), table=table)
+        trial = ending._adding_trial(p, device, like, 2 if which == "one sum" else 0)
     for output in trial.outputs:
         output.fill_(torch.nan)
     for launch in trial.launches(tile):
         launch.run()
-    assert trial.error() < 4e-3 and len(trial.outputs) == 1 + (which == "close")
+    assert trial.error() < 4e-3 and len(trial.outputs) == 2 - (which == "one sum")
     for output in trial.outputs:
         held = output[..., 3].clone()
         output[..., 3] += 1

@@ -136,8 +136,8 @@ class History:
             self.shared[:, j].copy_(self._of(vector))
         for held, vector in zip(self.own, own, strict=True):
             # row by row, in one launch: each lies together
-            rows = [v.unbind() for v in (held.flatten(0, 1), self._of(vector.flatten(0, 1)))]
-            torch._foreach_copy_(*map(list, rows))
+            mine, rows = held.flatten(0, 1), self._of(vector.flatten(0, 1))
+            torch._foreach_copy_(list(mine.unbind()), list(rows.unbind()))
         self.x.zero_()  # not by rates of 0: NaN of the last round would survive
         self.g.zero_()
 

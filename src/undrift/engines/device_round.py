@@ -342,10 +342,7 @@ class DeviceRound:
             buffers.put(name, value)
         buffers.put("rows", self.data.rows(buffers["info"].id, buffers["order"]))
         if self._lies_ready:
-            drawn = (self._numbers, *(buffers[name] for name in ("order", "rows", "keys")))
-            if "steps" not in buffers:
-                buffers.hold("steps", tree_map(shelf_for, _of_steps(*drawn, self._labels)))
-            self._lay_out(buffers["steps"], *drawn, self._labels)
+            self._lay_steps_out()
         self._put_carries(carries)
         buffers.put("k", torch.zeros((), dtype=self.task.dtype, device=self.device))
         if self._undecided:
@@ -353,6 +350,13 @@ class DeviceRound:
         if self.histories is not None:
             self.histories.begin(buffers["broadcast 0"].w, *self._vectors())
             self.histories.wait(buffers["clients 0"].steps)
+
+    def _lay_steps_out(self) -> None:
+        order, rows, keys = (self.buffers[name] for name in ("order", "rows", "keys"))
+        drawn = (self._numbers, order, rows, keys, self._labels)
+        if "steps" not in self.buffers:
+            self.buffers.hold("steps", tree_map(shelf_for, _of_steps(*drawn)))
+        self._lay_out(self.buffers["steps"], *drawn)
 
     def _probed(self, g: int, group: Group, part: slice) -> tuple[Broadcast, Client]:
         """Add to what was written what everybody finds at the received model."""

@@ -60,7 +60,8 @@ class Places(NamedTuple):
     @classmethod
     def of(cls, step: Step, size: int) -> Places:
         """Find all vectors of this size."""
-        return cls(*(_places(*v, size) for v in ((step.held, 3), (step.sent, 2), (step.clients, 3))))
+        held, sent, clients = (step.held, 3), (step.sent, 2), (step.clients, 3)
+        return cls(*(_places(tree, dims, size) for tree, dims in (held, sent, clients)))
 
     @property
     def number(self) -> int:

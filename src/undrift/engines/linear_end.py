@@ -1,9 +1,9 @@
 """The end of a round by numbers, where rules are linear there, too.
 
 Closing local training gives each client's next state, its report and the length of its update.  If
-the vectors among them are combinations of model, c, c_i, ..., weight by weight, and numbers are made
-of sums over such combinations, then a few numbers say how (as in linear_chain.py), and layers that
-remember their steps need not write the weights that clients ended with (core/ending.py).
+the vectors among them are combinations of model, c, c_i, ..., weight by weight, and numbers are
+made of sums over such combinations, then a few numbers say how (as in linear_chain.py), and layers
+that remember their steps need not write the weights that clients ended with (core/ending.py).
 
 A recorded end is cut in two: what is added up and what the vectors are, as numbers of short
 vectors; and what is made of the sums.
@@ -27,7 +27,7 @@ from undrift.engines.fused import Fused
 from undrift.engines.graphs import room_for
 from undrift.engines.group import Group, masked_sum
 from undrift.engines.linear_chain import LinearChain, Places, Short, Step, recorded
-from undrift.engines.linearity import SUMS, alike, follow, is_zero, outputs
+from undrift.engines.linearity import SUMS, Made, alike, follow, is_zero, outputs
 
 Needs = tuple[tuple[int, ...], ...]  # by value: which columns of a table it reads
 
@@ -42,6 +42,7 @@ class Recording(NamedTuple):
     vectors: dict[int, int]  # by place among all results that are vectors: which value
     shape: Any  # of all results
     states: int  # how many of them are states: the first ones
+    reports: int  # those behind
 
 
 class Columns(NamedTuple):
@@ -51,6 +52,13 @@ class Columns(NamedTuple):
     states: list[Tensor]
     before: list[Tensor]
     sums: list[Tensor]
+
+    def write(self, values: Sequence[Tensor], accepted: Tensor) -> None:
+        """Write states, of the refused as before, and sums over the others."""
+        for state, old, value in zip(self.states, self.before, values, strict=False):
+            state.copy_(torch.where(accepted[..., None], value, old))
+        for total, value in zip(self.sums, values[len(self.states) :], strict=True):
+            total.copy_(_summed(value, accepted))
 
 
 class LinearEnd:
@@ -161,46 +169,55 @@ class LinearEnd:
         return table, plain, (closing != 0).flatten(0, 2).any(0)
 
     def _whole(self, value: Tensor) -> Tensor:
-        """Give a combination both its axes: what is recorded of one experiment may lack the first."""
+        """Give a combination both axes: what is recorded of one experiment may lack the first."""
         return value[None] if value.dim() == 2 else value
 
     def _closed(
         self, given: Sequence[Tensor], plain: Tensor, added: Sequence[Tensor],
         columns: Sequence[Columns], before: Sequence[Tensor], taken: Tensor,
     ) -> tuple[list[Tensor], Tensor, Tensor]:  # fmt: skip
-        """Close what no layer remembers; gives all results but vectors, and who is accepted."""
-        recording, first = self._recording, len(self._recording.squares)
-        total = [sum(part[j].sum(-1) for part in added) for j in range(first)]
+        """Close what no layer remembers; gives all results but vectors, and who is accepted.
+
+        And whether anybody is refused who took part.
+        """
         values = [
-            [combination(row, needs, part.read) for row, needs in zip(plain, self._moving)]
+            [combination(*one, part.read) for one in zip(plain, self._moving, strict=True)]
             for part in columns
         ]
-        for of in values:
-            pairs = zip(of, recording.squares, strict=False)
-            total = [a + (v * v if s else v).sum(-1) for a, (v, s) in zip(total, pairs)]
-        pairs = zip(total, recording.squares, strict=True)
-        sums = [v.sqrt() if square else v for v, square in pairs]
-        found = recording.rest(*given, *(v[0] if self._alone else v for v in sums))
-        whole = self._put_together(found, [plain] * len(recording.vectors))
-        accepted = whole[2].accepted
+        sums = self._sums(added, values)
+        found = self._recording.rest(*given, *(v[0] if self._alone else v for v in sums))
+        row = self._put_together(found, [plain] * len(self._recording.vectors))[2]
+        accepted: Tensor = row.accepted
         for part, of in zip(columns, values, strict=True):
-            states, sums = of[first : first + len(part.states)], of[first + len(part.states) :]
-            for state, old, value in zip(part.states, part.before, states, strict=True):
-                state.copy_(torch.where(accepted[..., None], value, old))
-            for one, value in zip(part.sums, sums, strict=True):
-                one.copy_(_summed(value, accepted))
-        rest = iter(found)
-        small, last = [], recording.states + len(leaves(whole[1]))
-        for place in range(last + len(leaves(whole[2]))):
-            if place in recording.vectors:
-                continue
-            value = next(rest)
-            if place < recording.states:
+            part.write(of[len(sums) :], accepted)
+        return self._kept(found, before, accepted), accepted, (accepted != taken).any()
+
+    def _sums(self, added: Sequence[Tensor], values: Sequence[list[Tensor]]) -> list[Tensor]:
+        """Add up over a client's weights: of layers, and of all other columns."""
+        made = []
+        for j, square in enumerate(self._recording.squares):
+            parts = [part[j].sum(-1) for part in added]
+            parts += [(of[j] * of[j] if square else of[j]).sum(-1) for of in values]
+            total = torch.stack(parts).sum(0)
+            made.append(total.sqrt() if square else total)
+        return made
+
+    def _kept(
+        self, found: Sequence[Tensor], before: Sequence[Tensor], accepted: Tensor
+    ) -> list[Tensor]:
+        """Give all that is no vector: states of the refused as before, reports summed, rows."""
+        states, reports = self._recording.states, self._recording.reports
+        vectors = self._recording.vectors
+        count = len(found) + len(vectors)
+        places = [place for place in range(count) if place not in vectors]
+        made = []
+        for place, value in zip(places, found, strict=True):
+            if place < states:
                 value = where_rows(accepted, value, before[place])
-            elif place < last:
+            elif place < states + reports:
                 value = _summed(value, accepted)
-            small.append(value)
-        return small, accepted, (accepted != taken).any()
+            made.append(value)
+        return made
 
     def _put_together(self, small: Sequence[Tensor], vectors: Sequence[Tensor]) -> Any:
         """Make the results of their vectors and all else, in order."""
@@ -236,7 +253,7 @@ def _recorded_end(group: Group, short: Short, step: Step) -> Recording | None:
     if made is None or whole is None or not alike(made, whole, lengths):
         return None
     shape, states, reports, _ = shapes[0]
-    sums: list[fx.Node] = []
+    sums: list[Any] = []  # nodes
     known = follow(made.graph, short.marks(inputs), short.length, sums)
     results = outputs(made.graph)
     if not known or any(node not in known for node in results):
@@ -246,13 +263,10 @@ def _recorded_end(group: Group, short: Short, step: Step) -> Recording | None:
     values = [*(node.args[0] for node in sums), *(results[i] for i in vectors)]
     lead = tuple(step.held.w.shape[:2])
     each = (*(lead if lead[0] > 1 else lead[1:]), short.length)  # as `Group.each` calls it
-    numbers = {0, *range(len(short.places.carried) + 1, short.places.number)}
-    behind = _behind(made.graph, sums)
     sound = (
         all(known[node] == set() for node in others)
-        and not behind.intersection(values)  # a combination whose numbers are such sums is none
-        and all(known[node] or (known[node] == set() and is_zero(node)) for node in values)
-        and all((known[node] or set()) <= numbers for node in values)  # neither momentum nor slope
+        and all(_is_combination(node, known[node], short) for node in values)
+        and not _behind(made.graph, sums).intersection(values)  # numbers that are such sums
         and all(i < states + reports for i in vectors)
         and all(node.args[0].meta["val"].shape == each for node in sums)
         and all(results[i].meta["val"].shape == (*lead, short.length) for i in vectors)
@@ -267,7 +281,16 @@ def _recorded_end(group: Group, short: Short, step: Step) -> Recording | None:
         {place: len(sums) + at for at, place in enumerate(vectors)},
         shape,
         states,
+        reports,
     )
+
+
+def _is_combination(node: fx.Node, of: Made, short: Short) -> bool:
+    """Whether it is one of the model and what does not move: neither momentum nor gradient."""
+    carried, number = len(short.places.carried), short.places.number
+    if not of:
+        return of is not None and is_zero(node)
+    return of <= {0, *range(carried + 1, number)}
 
 
 def _behind(graph: fx.Graph, sums: Sequence[fx.Node]) -> set[fx.Node]:

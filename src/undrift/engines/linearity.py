@@ -79,15 +79,15 @@ def follow(
     return made
 
 
-def _adds_up(node: fx.Node, made: Mapping[fx.Node, Made]) -> bool:
+def _adds_up(node: Any, made: Mapping[fx.Node, Made]) -> bool:
     """Whether it adds up a combination of vectors, or its squares, over the whole last axis."""
-    if node.target not in SUMS or not made[node.args[0]]:  # type: ignore[index]
+    if node.target not in SUMS or not made[node.args[0]]:
         return False
-    axes = node.args[0].meta["val"].dim()  # type: ignore[union-attr]
+    axes = node.args[0].meta["val"].dim()
     given = dict(zip(SUMS[node.target], node.args[1:], strict=False)) | node.kwargs
     over = [axis % axes for axis in given.get("dim") or range(axes)]
     usual = given.get("ord", 2) == 2 and not given.get("keepdim") and given.get("dtype") is None
-    return usual and over == [axes - 1]
+    return bool(usual and over == [axes - 1])
 
 
 def zero(graph: fx.Graph) -> list[bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,15 +47,14 @@ def close(p: LinearProblem, g: Tensor, x: Tensor, e: Ending, scale: float) -> Te
 
 
 def add_up(p: LinearProblem, g: Tensor, x: Tensor, e: Ending, scale: float) -> None:
-    """Write the sums over clients, likewise."""
+    """Write the sums over clients, likewise, two at a time."""
     with on_device(g):
         q = as_tuned(p)
-        for at in range(len(e.sums)):
-            reads = sum(t > e.shared.shape[1] for t in _needs(e, at))
-            config = configuration(
-                f"the sum of clients {reads}", q, g.device, _adding_candidates(),
-                lambda at=at: _adding_trial(q, g.device, e, at),
-            )  # fmt: skip
+        for at in range(0, len(e.sums), MOST):
+            own = {t for needs in _needs(e, at) for t in needs if t > e.shared.shape[1]}
+            name = f"sums of clients {len(own)} {len(_needs(e, at))}"
+            trial = partial(_adding_trial, q, g.device, e, at)
+            config = configuration(name, q, g.device, _adding_candidates(), trial)
             _adding(p, config, g, x, e, scale, at).run()
 
 
@@ -70,8 +70,8 @@ def _closing(
     again = g if e.again is None else e.again
     values = summed + len(states)
     arguments = (
-        g, x, e.shared, e.used, *vectors[:2], e.table.contiguous(), e.taken.contiguous(), *vectors[2:],
-        parts, again, scale, p.rows, e.taken.shape[1], g.stride(0), x.stride(0),
+        g, x, e.shared, e.used, *vectors[:2], e.table.contiguous(), e.taken.contiguous(),
+        *vectors[2:], parts, again, scale, p.rows, e.taken.shape[1], g.stride(0), x.stride(0),
         *e.shared.stride()[:2], *(v.stride(0) for v in vectors),
     )  # fmt: skip
     constants = dict(
@@ -86,16 +86,18 @@ def _adding(
     p: LinearProblem, config: Configuration, g: Tensor, x: Tensor, e: Ending, scale: float, at: int
 ) -> Launch:
     grid = (-(-p.inputs // config["BI"]), -(-p.outputs // config["BO"]), len(e.taken))
-    vectors, total = _two([v.flatten(0, 1) for v in e.own], g), e.sums[at]
-    row = e.table[at - len(e.sums)].contiguous()
+    own, needs = _two([v.flatten(0, 1) for v in e.own], g), _needs(e, at)
+    totals = _two(e.sums[at : at + len(needs)], g)
+    first = len(e.needs) - len(e.sums) + at
     arguments = (
-        g, x, e.shared, *vectors, row, e.taken.contiguous(), total, scale, p.rows,
-        e.taken.shape[1], g.stride(0), x.stride(0), *e.shared.stride()[:2],
-        *(v.stride(0) for v in vectors), total.stride(0),
+        g, x, e.shared, *own, e.table[first : first + len(needs)].contiguous(),
+        e.taken.contiguous(), *totals, scale, p.rows, e.taken.shape[1], g.stride(0), x.stride(0),
+        *e.shared.stride()[:2], *(v.stride(0) for v in (*own, *totals)),
     )  # fmt: skip
     constants = dict(
-        _constants(p, e, config), MASK=_mask(_needs(e, at)), BC=power(e.taken.shape[1])
-    )
+        _constants(p, e, config), SUMS=len(needs), BC=power(e.taken.shape[1]),
+        NEEDS=sum(_mask(one) << (8 * j) for j, one in enumerate(needs)),
+    )  # fmt: skip
     return Launch(programs.add_clients, grid, arguments, constants)
 
 
@@ -107,9 +109,10 @@ def _constants(p: LinearProblem, e: Ending, config: Configuration) -> dict[str, 
     )  # fmt: skip
 
 
-def _needs(e: Ending, at: int) -> Sequence[int]:
-    """Tell which vectors one of the sums reads."""
-    return e.needs[at - len(e.sums)]
+def _needs(e: Ending, at: int) -> Sequence[Sequence[int]]:
+    """Tell which vectors a sum and the one behind it read."""
+    first = len(e.needs) - len(e.sums)
+    return e.needs[first:][at : at + MOST]
 
 
 def _mask(needs: Sequence[int]) -> int:
@@ -124,8 +127,8 @@ def _two(vectors: Sequence[Tensor], none: Tensor) -> list[Tensor]:
 # ---------------------------------------------------------------------------------------- trials
 def _closing_candidates() -> list[Configuration]:
     # (inputs and outputs of a tile, clients of a program, warps, stages)
-    tiles = [(64, 64, 10, 4, 2), (64, 64, 5, 4, 3), (64, 32, 10, 4, 2), (64, 32, 5, 4, 3)]
-    tiles += [(64, 64, 10, 8, 2), (128, 64, 10, 8, 2), (64, 64, 1, 4, 2), (32, 64, 10, 4, 2)]
+    tiles = [(64, 64, 10, 4, 3), (64, 64, 5, 4, 3), (32, 64, 10, 4, 2), (64, 64, 2, 4, 2)]
+    tiles += [(128, 64, 10, 8, 2), (32, 64, 25, 4, 2)]
     if interpreted():
         tiles = [(32, 32, 2, 4, 2)]
     return [dict(BI=i, BO=o, BC=c, num_warps=w, num_stages=s) for i, o, c, w, s in tiles]
@@ -133,8 +136,7 @@ def _closing_candidates() -> list[Configuration]:
 
 def _adding_candidates() -> list[Configuration]:
     # (inputs and outputs of a tile, warps, stages)
-    tiles = [(64, 64, 4, 3), (32, 64, 4, 3), (64, 32, 4, 3), (64, 64, 8, 2), (64, 64, 8, 3)]
-    tiles += [(64, 64, 4, 2)]
+    tiles = [(64, 64, 4, 3), (32, 64, 4, 3), (64, 32, 4, 3), (64, 64, 8, 3), (64, 64, 4, 4)]
     if interpreted():
         tiles = [(32, 32, 4, 2)]
     return [dict(BI=bi, BO=bo, num_warps=w, num_stages=s) for bi, bo, w, s in tiles]
@@ -204,18 +206,19 @@ def _closing_trial(p: LinearProblem, device: torch.device, like: Ending) -> Tria
 
 def _adding_trial(p: LinearProblem, device: torch.device, like: Ending, at: int) -> Trial:
     g, x, e = _random(p, device, like._replace(states=[]))
-    wanted: list[Tensor] = []
+    outputs, wanted = e.sums[at : at + MOST], list[Tensor]()
 
     def error() -> float:
         if not wanted:
-            wanted.append(torch.zeros_like(e.sums[at]))
+            wanted.extend(torch.zeros_like(v) for v in outputs)
             for c in range(p.clients):
                 one, moved = _one(g, x, e, c)
                 one.add_up(moved)
-                wanted[0] += one.sums[at]
-        return relative(e.sums[at], wanted[0])
+                for total, value in zip(wanted, one.sums[at:], strict=False):
+                    total += value
+        return max(map(relative, outputs, wanted))
 
     return Trial(
-        _adding_candidates(), lambda config: [_adding(p, config, g, x, e, 0.5, at)], [e.sums[at]], error,
+        _adding_candidates(), lambda config: [_adding(p, config, g, x, e, 0.5, at)], outputs, error,
         p.precision,
     )  # fmt: skip

@@ -24,6 +24,7 @@ def moved_by(
 
 @triton.jit
 def add_rows(g, x, total, begin, ROWS, o, i, IN: tl.constexpr, OUT: tl.constexpr, BS: tl.constexpr):
+    """Add a tile of rows."""
     s = begin + tl.arange(0, BS)
     here = (s < ROWS)[:, None]
     slopes = tl.load(g + s[:, None] * OUT + o[None, :], mask=here & (o < OUT)[None, :], other=0.0)
@@ -46,7 +47,7 @@ def close_clients(
     These are parts[j, client, tile].  The mask of value j is NEEDS >> 8 j; of what is shared,
     only what is `used` at all is loaded.  AGAIN: states alone, and only if the flag is set.
     """
-    if AGAIN:
+    if AGAIN:  # noqa: SIM102 (the compiler knows one of the two)
         if tl.load(again) == 0:
             return
     pieces = tl.cdiv(EACH, BC)
@@ -72,27 +73,33 @@ def close_clients(
     last = tl.minimum(first + BC, EACH)
     # a client's own vectors are loaded while the one before it is closed
     if OWN > 0:
-        next_own = tl.load(own + (experiment * EACH + first) * own_client + at, mask=real, other=0.0)
+        next_own = tl.load(
+            own + (experiment * EACH + first) * own_client + at, mask=real, other=0.0
+        )
     if OWN > 1:
         from_more = own_more + (experiment * EACH + first) * own_more_client
         next_more = tl.load(from_more + at, mask=real, other=0.0)
     for c in range(first, last):
         client = experiment * EACH + c
         there = real & (c + 1 < last)
-        # all is loaded before anything is written: what comes behind a store waits for memory anew
+        # All is loaded before anything is written: what comes behind a store waits for memory anew.
+        # (Tuples grow by + alone here.)
         take = tl.load(taken + client) != 0
         n = ()
         for j in tl.static_range(SUMMED + STATES):
             for t in tl.static_range(WIDTH):
-                n = n + (tl.load(table + (j * clients + client) * WIDTH + t),)
+                one = tl.load(table + (j * clients + client) * WIDTH + t)
+                n = n + (one,)  # type: ignore[assignment] # noqa: RUF005
         if OWN > 0:
             mine = next_own
             next_own = tl.load(own + (client + 1) * own_client + at, mask=there, other=0.0)
         if OWN > 1:
             mine_1 = next_more
-            next_more = tl.load(own_more + (client + 1) * own_more_client + at, mask=there, other=0.0)
-        one = (g + client * g_client, x + client * x_client)
-        moved = moved_by(one[0], one[1], ROWS, o, i, IN, OUT, ONE, BS, BI, BO) * scale
+            next_more = tl.load(
+                own_more + (client + 1) * own_more_client + at, mask=there, other=0.0
+            )
+        slopes, inputs = g + client * g_client, x + client * x_client
+        moved = moved_by(slopes, inputs, ROWS, o, i, IN, OUT, ONE, BS, BI, BO) * scale
         # A product lies otherwise among threads than what is loaded.  A choice between the two
         # brings each vector over once, and what is shared before the loop, instead of every value.
         loaded = scale == scale
@@ -127,7 +134,8 @@ def close_clients(
                     if (SQUARES >> j) & 1:
                         value = value * value
                     kept = tl.where(here, value, 0.0)
-                    sums = sums + (tl.sum(tl.reshape(kept, (BO * BI,), can_reorder=True), 0),)
+                    added = tl.sum(tl.reshape(kept, (BO * BI,), can_reorder=True), 0)
+                    sums = sums + (added,)  # type: ignore[assignment] # noqa: RUF005
             else:
                 if j == SUMMED:
                     old, new = before + client * before_client, state + client * state_client
@@ -144,52 +152,78 @@ def close_clients(
 
 @triton.jit(do_not_specialize=["ROWS", "EACH"])
 def add_clients(
-    g, x, shared, own, own_more, table, taken, total, scale, ROWS, EACH, g_client, x_client,
-    shared_one, shared_next, own_client, own_more_client, total_one,
+    g, x, shared, own, own_more, table, taken, total, total_more, scale, ROWS, EACH, g_client,
+    x_client, shared_one, shared_next, own_client, own_more_client, total_one, total_more_one,
     IN: tl.constexpr, OUT: tl.constexpr, SHARED: tl.constexpr, OWN: tl.constexpr,
-    MASK: tl.constexpr, ONE: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr, BI: tl.constexpr,
-    BO: tl.constexpr,
+    SUMS: tl.constexpr, NEEDS: tl.constexpr, ONE: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr,
+    BI: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """Add up a value of all clients of an experiment, in their order: total[experiment, o, i]."""
+    """Add up one or two values of all clients of an experiment, in their order.
+
+    The mask of the second is NEEDS >> 8, its numbers are behind those of the first in the table.
+    """
     WIDTH: tl.constexpr = 1 + SHARED + OWN
-    FIRST: tl.constexpr = (OWN > 0) and ((MASK >> (1 + SHARED)) & 1)
-    SECOND: tl.constexpr = (OWN > 1) and ((MASK >> (2 + SHARED)) & 1)
+    ANY: tl.constexpr = NEEDS | (NEEDS >> 8)
+    FIRST: tl.constexpr = (OWN > 0) and ((ANY >> (1 + SHARED)) & 1)
+    SECOND: tl.constexpr = (OWN > 1) and ((ANY >> (2 + SHARED)) & 1)
     experiment = tl.program_id(2).to(tl.int64)
+    clients = tl.num_programs(2) * EACH
     i = tl.program_id(0) * BI + tl.arange(0, BI)
     o = tl.program_id(1) * BO + tl.arange(0, BO)
     at = o[:, None] * IN + i[None, :]
     real = (o < OUT)[:, None] & (i < IN)[None, :]
     first = experiment * EACH
     made = tl.zeros((BO, BI), tl.float64)
+    made_more = tl.zeros((BO, BI), tl.float64)
     # a client's own vectors are loaded while the one before it is added
     if FIRST:
-        mine = tl.load(own + first * own_client + at, mask=real, other=0.0)
+        next_own = tl.load(own + first * own_client + at, mask=real, other=0.0)
     if SECOND:
-        mine_1 = tl.load(own_more + first * own_more_client + at, mask=real, other=0.0)
+        next_more = tl.load(own_more + first * own_more_client + at, mask=real, other=0.0)
     for c in range(EACH):
         client = first + c
         take = tl.load(taken + client) != 0
-        row = table + client * WIDTH
         there = real & (c + 1 < EACH)
-        value = tl.zeros((BO, BI), tl.float32)
+        moved = tl.zeros((BO, BI), tl.float32)
+        if ANY & 1:
+            slopes, inputs = g + client * g_client, x + client * x_client
+            moved = moved_by(slopes, inputs, ROWS, o, i, IN, OUT, ONE, BS, BI, BO) * scale
+        loaded = scale == scale  # see above
         if FIRST:
-            value += mine * tl.load(row + 1 + SHARED)
-            mine = tl.load(own + (client + 1) * own_client + at, mask=there, other=0.0)
+            mine = tl.where(loaded, next_own, moved)
+            next_own = tl.load(own + (client + 1) * own_client + at, mask=there, other=0.0)
         if SECOND:
-            value += mine_1 * tl.load(row + 2 + SHARED)
-            mine_1 = tl.load(own_more + (client + 1) * own_more_client + at, mask=there, other=0.0)
-        if MASK & 1:
-            one = (g + client * g_client, x + client * x_client)
-            moved = moved_by(one[0], one[1], ROWS, o, i, IN, OUT, ONE, BS, BI, BO)
-            value += moved * (scale * tl.load(row))
-        made += tl.where(take, value, 0.0).to(tl.float64)
+            mine_1 = tl.where(loaded, next_more, moved)
+            from_more = own_more + (client + 1) * own_more_client
+            next_more = tl.load(from_more + at, mask=there, other=0.0)
+        for j in tl.static_range(SUMS):
+            row = table + (j * clients + client) * WIDTH
+            value = tl.zeros((BO, BI), tl.float32)
+            if (NEEDS >> (8 * j)) & 1:
+                value += moved * tl.load(row)
+            if FIRST and (NEEDS >> (8 * j + 1 + SHARED)) & 1:
+                value += mine * tl.load(row + 1 + SHARED)
+            if SECOND and (NEEDS >> (8 * j + 2 + SHARED)) & 1:
+                value += mine_1 * tl.load(row + 2 + SHARED)
+            added = tl.where(take, value, 0.0).to(tl.float64)
+            if j == 0:
+                made += added
+            else:
+                made_more += added
     c = tl.arange(0, BC)
     some = c < EACH
     some = some & (tl.load(taken + first + c, mask=some, other=0) != 0)
-    for s in tl.static_range(SHARED):
-        if (MASK >> (1 + s)) & 1:
-            weights = tl.load(table + (first + c) * WIDTH + 1 + s, mask=some, other=0.0)
-            vector = shared + experiment * shared_one + s * shared_next
-            held = tl.load(vector + at, mask=real, other=0.0)
-            made += held.to(tl.float64) * tl.sum(weights.to(tl.float64), 0)
+    for j in tl.static_range(SUMS):
+        for s in tl.static_range(SHARED):
+            if (NEEDS >> (8 * j + 1 + s)) & 1:
+                numbers = table + (j * clients + first + c) * WIDTH + 1 + s
+                weight = tl.sum(tl.load(numbers, mask=some, other=0.0).to(tl.float64), 0)
+                vector = shared + experiment * shared_one + s * shared_next
+                held = tl.load(vector + at, mask=real, other=0.0).to(tl.float64)
+                if j == 0:
+                    made += held * weight
+                else:
+                    made_more += held * weight
     tl.store(total + experiment * total_one + at, made, mask=real)
+    if SUMS > 1:
+        tl.store(total_more + experiment * total_more_one + at, made_more, mask=real)

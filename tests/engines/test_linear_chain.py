@@ -168,6 +168,8 @@ def test_a_linear_chain_is_the_reference(name, traced, caplog):
     (runner,) = fast.engine._rounds
     check_chain(runner)
     assert "unfused" not in caplog.text
+    vectors = [v for v in leaves(runner.buffers["state 0"]) if v.shape[-1] == fast.task.size]
+    assert all(v.stride(1) * v.element_size() % 64 == 0 for v in vectors)
     same(alone, fast)
     assert float((fast.server.w - start).norm()) > 1e-3
 

@@ -40,9 +40,14 @@ class Histories:
         self._starts = first.view(extent.experiments, extent.clients)
 
     @staticmethod
-    def could_pay(task: Task, extent: Extent, least: int = LEAST_WEIGHTS) -> bool:
-        """Whether some layer would remember under the chain of rules that it pays most for."""
-        best, seam = Vectors(carried=3, in_place=False), task.seam
+    def could_pay(
+        task: Task, extent: Extent, own: int = 0, carried: int = 3, least: int = LEAST_WEIGHTS
+    ) -> bool:
+        """Whether some layer would remember under a chain of rules with so many vectors.
+
+        As it is called without them, under the chain that it pays most for.
+        """
+        best, seam = Vectors(own=own, carried=carried, in_place=False), task.seam
         layers = [part for part in task.module.modules() if isinstance(part, nn.Linear)]
         return seam is not None and any(
             pays(layer, seam.precision, extent, least, best) for layer in layers

@@ -93,7 +93,7 @@ class DeviceRound:
         self._count = torch.arange(max(room.steps, room.batch, room.width), device=self.device)
         self._numbers = self._count[: room.steps].to(self.task.dtype)  # of steps
         self.buffers = Buffers()
-        self.loading = Loading(self.crews, shape, self.buffers, self.device)
+        self.loading = Loading(self.crews, shape, self.buffers, self.device, self._aligns)
         self.data = Examples([engines[i] for i in self.loading.places])
         self.looks = Looks(self.task, self.data, self.buffers, shape.examples)
         for g, crew in enumerate(self.crews):
@@ -145,6 +145,17 @@ class DeviceRound:
             and is_sequence(self.task.module)
             and Histories.could_pay(self.task, self._extent())
         )
+
+    def _aligns(self, states: Tree) -> bool:
+        """Whether clients' vectors are to begin where kernels load best: if layers remember.
+
+        It is not known yet, but almost.  Elsewhere the compiler loads best what has no gaps.
+        """
+        size = self.task.size
+        own = sum(v.shape[-1:] == (size,) for v in leaves(states))
+        short = torch.zeros(5, dtype=self.task.dtype)
+        carried = 1 + sum(v.shape == short.shape for v in leaves(self.algos[0].local.init(short)))
+        return self._undecided and Histories.could_pay(self.task, self._extent(), own, carried)
 
     def _decide(self) -> None:
         """Let wide layers remember their steps under rules, if the chain is linear."""

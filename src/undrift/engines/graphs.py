@@ -14,7 +14,6 @@ from undrift.core.tree import Tree, leaves, tree_map
 
 T = TypeVar("T")
 _HOLDERS: list[torch.cuda.CUDAGraph] = []
-LONG = 1024  # rows of clients that are as long as this begin where kernels load best
 
 
 class Piece:
@@ -80,10 +79,8 @@ class Buffers:
 
 def own(value: Any) -> Tensor:
     """Copy into memory of its own: vmap gives views of what clients share."""
-    given: Tensor = torch.as_tensor(value).detach()
-    if given.dim() > 2 and given.shape[-1] >= LONG:
-        return aligned(given)
-    return given.clone(memory_format=torch.contiguous_format)
+    made: Tensor = torch.as_tensor(value).detach().clone(memory_format=torch.contiguous_format)
+    return made
 
 
 def copy_into(old: Tree, new: Tree) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from undrift.core.algorithm import Server
 from undrift.core.transfer import send
 from undrift.core.tree import Tree, tree_map
-from undrift.engines.graphs import Buffers, copy_into
+from undrift.engines.graphs import Buffers, aligned, copy_into
 from undrift.engines.turns import Crew, Shape, Turn
 
 
@@ -18,9 +18,15 @@ class Loading:
     """Writes turns into the buffers of a round."""
 
     def __init__(
-        self, crews: Sequence[Crew], shape: Shape, buffers: Buffers, device: torch.device
+        self,
+        crews: Sequence[Crew],
+        shape: Shape,
+        buffers: Buffers,
+        device: torch.device,
+        aligns: Callable[[Tree], bool],
     ) -> None:
         self.crews, self.shape, self.buffers, self.device = crews, shape, buffers, device
+        self._aligns = aligns  # whether rows of such states are
         self.returned: dict[int, Server] = {}  # by experiment, from the last round
 
     @property
@@ -45,7 +51,10 @@ class Loading:
         most = self.shape.clients
         who = [t.work.ids + t.work.ids[:1] * (most - len(t.work.ids)) for t in turns]
         if name not in self.buffers:
-            self._put_rows(name, [t.store.gather(i) for t, i in zip(turns, who, strict=True)])
+            found = [t.store.gather(i) for t, i in zip(turns, who, strict=True)]
+            made = tree_map(lambda *v: torch.stack(v), *found)
+            lay = aligned if self._aligns(found[0]) else torch.clone
+            self.buffers.hold(name, tree_map(lay, made))
             return
         for e, (turn, ids) in enumerate(zip(turns, who, strict=True)):
             turn.store.gather(ids, out=tree_map(lambda v, e=e: v[e], self.buffers[name]))

@@ -171,7 +171,8 @@ class History:
             back = self._back_by_shared(g, result)
             for part, held in self._parts(len(g)):
                 for vectors, weight in zip(held.own, held.own_weights, strict=True):
-                    rows = torch.mul(g[part], weight[:, None, None]).to(self.kind)
+                    rows = torch.empty_like(g[part])
+                    torch.mul(g[part], weight[:, None, None], out=rows)
                     self._add_inputs(back[part], rows, vectors, 1.0)
                 overlap = multiply(g[part], held.g.transpose(1, 2), self.precision)
                 weighted = self._weighted(overlap, held.rates)
@@ -278,7 +279,8 @@ class History:
         """Multiply everybody's gradients [n, B, out] likewise."""
         weights = self._weights(len(g))
         if weights is not None:
-            g = (g[:, :, None] * weights[:, None, :, None]).to(self.kind).flatten(2)
+            rows = g.new_empty((*g.shape[:2], weights.shape[1], g.shape[2]))
+            g = torch.mul(g[:, :, None], weights[:, None, :, None], out=rows).flatten(2)
         return self._by_start(g, self.shared.flatten(1, 2), result)
 
     def _by_start(self, a: Tensor, w0: Tensor, result: torch.dtype | None = None) -> Tensor:

@@ -103,6 +103,24 @@ def test_lanes_change_no_number(builds, large, monkeypatch, traced):
             assert distance([value], [wanted[name]]) < 1e-12, name
 
 
+def test_cohorts_of_unequal_size_share_lanes():
+    """An experiment with fewer clients than others leaves places empty, and nobody else's."""
+    builds, who = (
+        [BUILDS[0], BUILDS[1], BUILDS[0]],
+        [fl.Uniform(2), fl.Bernoulli(0.6), fl.Uniform(5)],
+    )
+    pairs = list(enumerate(zip(builds, who, strict=True)))
+    fleet = fl.Fleet([world(build(), seed, sampler=some) for seed, (build, some) in pairs])
+    fleet.run(3)
+    assert fleet._runner.lanes is not None
+    for seed, (build, some) in pairs:
+        alone = world(build(), seed, engine="reference", sampler=some)
+        alone.run(3)
+        wanted = numbers(alone)
+        for name, value in numbers(fleet.trainers[seed]).items():
+            assert distance([value], [wanted[name]]) < 1e-12, (seed, name)
+
+
 def test_crews_that_fill_a_device_take_their_steps_side_by_side(monkeypatch):
     seen = []
 

@@ -103,6 +103,7 @@ ENDS = {
     "their mean": lambda delta, view: delta - delta.mean(),
     "by the length": lambda delta, view: delta / len(delta) ** 0.5,
     "one norm": lambda delta, view: delta + 0 * torch.linalg.vector_norm(delta, 1),
+    "chosen": lambda delta, view: torch.where(view.size > 6, delta, 0 * view.w0),
 }
 
 
@@ -211,15 +212,71 @@ def test_several_experiments_have_numbers_of_their_own():
         same(alone, trainer)
 
 
-def test_a_client_that_is_not_finite_is_left_out_alone():
-    def broken(**settings) -> fl.Trainer:
-        made = world(LINEAR["scaffold"], sampler=fl.Everyone(), **settings)
-        made.federation.x[made.federation.members[:6]] = torch.inf
-        return made
+def broken(build, who: int, seed: int = 0, **settings) -> fl.Trainer:
+    """A world in which one client of four computes nothing finite."""
+    made = world(build, seed, sampler=fl.Everyone(), **settings)
+    first = sum((6, 8, 5, 7)[:who])
+    made.federation.x[made.federation.members[first : first + 5]] = torch.inf
+    return made
 
-    alone, fast = broken(engine="reference"), broken(graph=True)
+
+@pytest.mark.parametrize("who", [0, 2, 3])
+@pytest.mark.parametrize("name", ["scaffold", "adabest", "vrlsgd", "feddc", "plain"])
+def test_a_client_that_is_not_finite_is_left_out_alone(name, who):
+    """All of its state stays, numbers as well as vectors, and nobody else's does."""
+    build = LINEAR.get(name, lambda: fl.fedavg(0.1))
+    whole = {"work": fl.Work(steps=3, batch=None)}
+    alone, fast = (
+        broken(build, who, engine="reference", **whole),
+        broken(build, who, graph=True, **whole),
+    )
     for a, b in zip(alone.run(3), fast.run(3), strict=True):
-        assert a.skipped == b.skipped == [0]
+        assert a.skipped == b.skipped == [who]
+    assert fast.engine._rounds[0].end is not None
+    same(alone, fast)
+
+
+def test_a_fleet_leaves_out_whoever_is_not_finite():
+    whole = {"work": fl.Work(steps=3, batch=None)}
+    rates = [0.05, 0.1, 0.2]
+    fleet = fl.Fleet(
+        [
+            broken(lambda lr=lr: fl.adabest(lr), i, i, graph=True, **whole)
+            for i, lr in enumerate(rates)
+        ]
+    )
+    fleet.run(3)
+    check_chain(fleet._runner)
+    for i, (lr, trainer) in enumerate(zip(rates, fleet.trainers, strict=True)):
+        alone = broken(lambda lr=lr: fl.adabest(lr), i, i, engine="reference", **whole)
+        alone.run(3)
+        same(alone, trainer)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("name", ["plain", "momentum", "scaffold"])
+def test_cohorts_of_any_size_end_by_numbers(name, count):
+    build = LINEAR.get(name, lambda: fl.fedavg(0.1))
+    settings = {"sampler": fl.Uniform(count)}
+    fast, alone = world(build, graph=True, **settings), world(build, engine="reference", **settings)
+    fast.run(2)
+    alone.run(2)
+    assert fast.engine._rounds[0].end is not None
+    same(alone, fast)
+
+
+def test_an_optimizer_that_asks_for_the_true_length():
+    @record
+    class TwoPieces(fl.HeavyBall):
+        def init(self, w):
+            first, second = w.split([70, len(w) - 70])
+            return torch.cat([0 * first, 0 * second])
+
+    build = lambda: fl.fedavg(local=TwoPieces(lr=0.1))  # noqa: E731
+    fast, alone = world(build, graph=True), world(build, engine="reference")
+    fast.run(3)
+    alone.run(3)
+    assert fast.engine.plan()["graph"]
     same(alone, fast)
 
 

@@ -151,11 +151,16 @@ class DeviceRound:
 
         It is not known yet, but almost.  Elsewhere the compiler loads best what has no gaps.
         """
+        if not self._undecided:
+            return False
         size = self.task.size
         own = sum(v.shape[-1:] == (size,) for v in leaves(states))
-        short = torch.zeros(5, dtype=self.task.dtype)
-        carried = 1 + sum(v.shape == short.shape for v in leaves(self.algos[0].local.init(short)))
-        return self._undecided and Histories.could_pay(self.task, self._extent(), own, carried)
+        try:
+            moving = leaves(self.algos[0].local.init(torch.empty(size, device="meta")))
+        except Exception:  # whatever an optimizer does that asks for numbers
+            moving = []
+        carried = 1 + sum(v.shape == (size,) for v in moving)
+        return Histories.could_pay(self.task, self._extent(), own, carried)
 
     def _decide(self) -> None:
         """Let wide layers remember their steps under rules, if the chain is linear."""

@@ -127,9 +127,11 @@ class Lanes:
 
     def run(self, steps: list[list[list[int]]], step: Callable[[], None]) -> None:
         """Train everybody: `steps` by crew, experiment and client."""
+        rooms = [rows.clients for rows, _ in self._rows]
         plans = [
-            timetable([k for own in crew for k in own], lanes)
-            for crew, lanes in zip(steps, self.widths, strict=True)
+            # cohorts lie in rooms of one size, which the smaller do not fill
+            timetable([k for own in crew for k in (*own, *[0] * (room - len(own)))], lanes)
+            for crew, room, lanes in zip(steps, rooms, self.widths, strict=True)
         ]
         total = max(length(stays) for stays in plans)
         table = send(self._table(plans, total), self.now.device)

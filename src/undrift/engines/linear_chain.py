@@ -187,7 +187,8 @@ class Short:
         lead = step.held.w.shape[:2]
         # no other axis may be as long: what is done along the vectors is known by their length
         others = {n for v in leaves(step) for n in v.shape} | {1, 2}
-        self.length = next(n for n in range(places.number, 10**6) if n not in others)
+        # (from the forties on: rules put a few numbers side by side, too)
+        self.length = next(n for n in range(40 + places.number, 10**6) if n not in others)
         self.places = places
         ones = torch.eye(self.length, dtype=step.held.w.dtype, device=step.held.w.device)
         wide = [row.expand(*lead, -1) for row in ones]

@@ -19,15 +19,15 @@ from torch import Tensor, fx
 from torch.func import vmap
 
 from undrift.core.algorithm import Broadcast, Client, Report, Row
-from undrift.core.ending import Ending, Size, combination
+from undrift.core.ending import Ending, Size, by_weight, combination
 from undrift.core.histories import Histories
-from undrift.core.tree import Tree, leaves, rebuild, structure, where_rows
+from undrift.core.tree import Tree, leaves, rebuild, structure
 from undrift.core.views import Carry
 from undrift.engines.fused import Fused
 from undrift.engines.graphs import room_for
 from undrift.engines.group import Group, masked_sum
 from undrift.engines.linear_chain import LinearChain, Places, Short, Step, recorded
-from undrift.engines.linearity import SUMS, Made, alike, follow, is_zero, outputs
+from undrift.engines.linearity import SUMS, Made, alike, chooses, follow, is_zero, outputs
 
 Needs = tuple[tuple[int, ...], ...]  # by value: which columns of a table it reads
 
@@ -213,7 +213,7 @@ class LinearEnd:
         made = []
         for place, value in zip(places, found, strict=True):
             if place < states:
-                value = where_rows(accepted, value, before[place])
+                value = torch.where(by_weight(accepted, value), value, before[place])
             elif place < states + reports:
                 value = _summed(value, accepted)
             made.append(value)
@@ -255,10 +255,13 @@ def _recorded_end(group: Group, short: Short, step: Step) -> Recording | None:
     shape, states, reports, _ = shapes[0]
     sums: list[Any] = []  # nodes
     known = follow(made.graph, short.marks(inputs), short.length, sums)
-    results = outputs(made.graph)
-    if not known or any(node not in known for node in results):
+    results, wholes = outputs(made.graph), outputs(whole.graph)
+    if not known or any(node not in known for node in results) or chooses(made.graph, known):
         return None
-    vectors = [i for i, node in enumerate(results) if short.length in node.meta["val"].shape]
+    vectors, long = (
+        [i for i, node in enumerate(nodes) if length in node.meta["val"].shape]
+        for nodes, length in zip((results, wholes), lengths, strict=True)
+    )
     others = [node for i, node in enumerate(results) if i not in vectors]
     values = [*(node.args[0] for node in sums), *(results[i] for i in vectors)]
     lead = tuple(step.held.w.shape[:2])
@@ -267,6 +270,7 @@ def _recorded_end(group: Group, short: Short, step: Step) -> Recording | None:
         all(known[node] == set() for node in others)
         and all(_is_combination(node, known[node], short) for node in values)
         and not _behind(made.graph, sums).intersection(values)  # numbers that are such sums
+        and vectors == long  # others have a length of their own, by chance the same
         and all(i < states + reports for i in vectors)
         and all(node.args[0].meta["val"].shape == each for node in sums)
         and all(results[i].meta["val"].shape == (*lead, short.length) for i in vectors)

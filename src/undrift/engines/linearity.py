@@ -79,6 +79,14 @@ def follow(
     return made
 
 
+def chooses(graph: fx.Graph, made: Mapping[fx.Node, Made]) -> bool:
+    """Whether any operation chooses between combinations: times 0 is not what is left out."""
+    return any(
+        node.target is aten.where.self and any(made[n] for n in node.all_input_nodes)
+        for node in graph.nodes
+    )
+
+
 def _adds_up(node: Any, made: Mapping[fx.Node, Made]) -> bool:
     """Whether it adds up a combination of vectors, or its squares, over the whole last axis."""
     if node.target not in SUMS or not made[node.args[0]]:

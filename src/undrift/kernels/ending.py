@@ -37,7 +37,8 @@ def close(p: LinearProblem, g: Tensor, x: Tensor, e: Ending, scale: float) -> Te
     """
     with on_device(g):
         q = as_tuned(p)
-        name = f"the end of clients {len(e.own)} {len(e.states)}"
+        counts = (e.shared.shape[1], len(e.own), len(e.squares), len(e.states))
+        name = f"the end of clients {' '.join(map(str, counts))}"
         config = configuration(
             name, q, g.device, _closing_candidates(), lambda: _closing_trial(q, g.device, e)
         )
@@ -52,7 +53,7 @@ def add_up(p: LinearProblem, g: Tensor, x: Tensor, e: Ending, scale: float) -> N
         q = as_tuned(p)
         for at in range(0, len(e.sums), MOST):
             own = {t for needs in _needs(e, at) for t in needs if t > e.shared.shape[1]}
-            name = f"sums of clients {len(own)} {len(_needs(e, at))}"
+            name = f"sums of clients {e.shared.shape[1]} {len(own)} {len(_needs(e, at))}"
             trial = partial(_adding_trial, q, g.device, e, at)
             config = configuration(name, q, g.device, _adding_candidates(), trial)
             _adding(p, config, g, x, e, scale, at).run()
@@ -185,11 +186,11 @@ def _closing_trial(p: LinearProblem, device: torch.device, like: Ending) -> Tria
 
     def launches(config: Configuration) -> list[Launch]:
         launch, parts = _closing(p, config, g, x, e, 0.5)
-        by_weight[:] = [parts]
+        by_weight[:] = [parts.fill_(torch.nan)]
         return [launch]
 
     def error() -> float:
-        if not all(bool(v.sum().isfinite()) for v in e.states):
+        if not all(bool(v.sum().isfinite()) for v in (*e.states, *by_weight)):
             return float("inf")
         worst = []
         for c in some_of(p.clients):

@@ -68,7 +68,7 @@ def close_clients(
         base_1 = tl.load(vectors + shared_next, mask=there, other=0.0)
     if SHARED > 2:
         there = real & (tl.load(used + 2) != 0)
-        base_2 = tl.load(vectors + 2 * shared_next, mask=there, other=0.0)
+        base_2 = tl.load(vectors + 2 * shared_next.to(tl.int64), mask=there, other=0.0)
     WIDTH: tl.constexpr = 1 + SHARED + OWN
     last = tl.minimum(first + BC, EACH)
     # a client's own vectors are loaded while the one before it is closed
@@ -218,7 +218,7 @@ def add_clients(
             if (NEEDS >> (8 * j + 1 + s)) & 1:
                 numbers = table + (j * clients + first + c) * WIDTH + 1 + s
                 weight = tl.sum(tl.load(numbers, mask=some, other=0.0).to(tl.float64), 0)
-                vector = shared + experiment * shared_one + s * shared_next
+                vector = shared + experiment * shared_one + s * shared_next.to(tl.int64)
                 held = tl.load(vector + at, mask=real, other=0.0).to(tl.float64)
                 if j == 0:
                     made += held * weight

@@ -89,7 +89,8 @@ def part_of(name: str) -> str:
         library in name for library in ("nvjet", "cutlass", "cudnn")
     ):
         return "layers"
-    return "algebra" if name.startswith("triton_") else "rest"
+    ends = bare in ("close_clients", "add_clients", "rebuild")
+    return "algebra" if ends or name.startswith("triton_") else "rest"
 
 
 def sums_by_part(profile: list[Any]) -> dict[str, float]:

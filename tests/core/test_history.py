@@ -319,3 +319,29 @@ def test_a_relu_before_a_layer_that_remembers(precision):
         ends.append([*said, held])
     assert all(map(torch.equal, *ends))
     assert float(ends[0][1][0, 0, 0]) != 0 and float(ends[0][1][0, 0, 1]) == 0
+
+
+@pytest.mark.parametrize("vectors", [Vectors(), Vectors(2, 1, 2)], ids=["plain", "chain"])
+@pytest.mark.parametrize("experiments", [1, 2])
+def test_the_first_step_of_a_round_reads_nothing_that_is_remembered(vectors, experiments):
+    extent = Extent(experiments, CLIENTS, STEPS, BATCH)
+    sizes, count = (experiments, CLIENTS), experiments * CLIENTS
+    moves = Moves(
+        torch.zeros((*sizes, STEPS + 1)).double(), 1.0, torch.arange(count) * (STEPS + 1),
+        torch.full((*sizes, vectors.shared + vectors.own), torch.nan) if vectors.own else None,
+    )  # fmt: skip
+    layer = nn.Linear(7, 4, dtype=torch.float64)
+    history = History(layer, 0, "float32", extent, moves, vectors)
+    wide, shared = 28, [torch.randn(experiments, 28).double() for _ in range(vectors.shared)]
+    history.begin(*shared[:1], shared[1:], [torch.randn(*sizes, wide).double()] * vectors.own)
+    for held in (history.x, history.g, *history.own):
+        held.fill_(torch.nan)  # nobody may look
+    x, g = torch.randn(count, BATCH, 7).double(), torch.randn(count, BATCH, 4).double()
+    made = Histories({"": history}, extent, moves, 1.0)
+    with made.stepping(first=True):
+        y, _ = history.forward(x, None, torch.float64)
+        back = history.backward(g, x, torch.float64)
+    w0 = shared[0].view(experiments, 4, 7).repeat_interleave(CLIENTS, 0)
+    assert distance([y, back], [x @ w0.transpose(1, 2), g @ w0]) < 1e-12
+    assert torch.equal(history.x[:, :, 0].flatten(0, 1), x), "but it is remembered"
+    assert not moves.first and history.forward(x, None, torch.float64)[0].isnan().all()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -124,6 +125,18 @@ class Histories:
         slots = starts + torch.where(lr == 0, self.extent.steps, k.long())
         rates.index_copy_(0, slots, lr * (-SHRUNK / self._unit))
         return slots
+
+    @contextmanager
+    def stepping(self, *, first: bool) -> Iterator[None]:
+        """Take a step; of the first one of a round it is known that all are at the received model.
+
+        Then nothing of what is remembered is read.
+        """
+        self._moves.first = first
+        try:
+            yield
+        finally:
+            self._moves.first = False
 
     def turn_to(self, slots: Tensor) -> Histories:
         """Let all layers remember in these slots."""

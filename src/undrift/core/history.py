@@ -40,7 +40,7 @@ from undrift.core.precision import operand_type
 from undrift.kernels.problem import Terms
 
 if TYPE_CHECKING:
-    from undrift.core.ending import Ending, Size
+    from undrift.kernels.ending import Ending, Size
 
 # fp16 ends at 65504: products of two inputs or two gradients are kept at a fraction of their size.
 SHRUNK = 2.0**-10
@@ -88,6 +88,7 @@ class Moves:
     scale: float
     slots: Tensor  # [n], among S * C * (K + 1)
     weights: Tensor | None = None  # [S, C, shared + own], of the vectors; None: of W0 alone, 1
+    first: bool = False  # whether it is known that nobody has taken a step: all are at W0
 
 
 class History:
@@ -149,7 +150,7 @@ class History:
         """Apply the layer to x [n, B, in]; gives y and x in the operand type."""
         operand = x.to(self.kind)
         y = self._by_shared(operand)
-        for part, held in self._parts(len(x)):
+        for part, held in self._moved(len(x)):
             for vectors, weight in zip(held.own, held.own_weights, strict=True):
                 found = self._overlap(operand[part], vectors)
                 y[part].addcmul_(found, weight[:, None, None])
@@ -169,7 +170,7 @@ class History:
             # A narrow result takes the other products on top of the rounded first one: its own
             # rounding once more, for half of the memory traffic.
             back = self._back_by_shared(g, result)
-            for part, held in self._parts(len(g)):
+            for part, held in self._moved(len(g)):
                 for vectors, weight in zip(held.own, held.own_weights, strict=True):
                     rows = torch.empty_like(g[part])
                     torch.mul(g[part], weight[:, None, None], out=rows)
@@ -213,7 +214,7 @@ class History:
         problem = self._ending_problem(self.extent.experiments * self.extent.clients)
         if problem is None:
             return self.x.device.type == "cpu"
-        from undrift.kernels import ending as kernels
+        from undrift.kernels import closing as kernels
 
         return kernels.takes(problem, size)
 
@@ -257,18 +258,21 @@ class History:
         add_product(w, g.transpose(1, 2), x, scale, self.precision)
 
     def _weights(self, count: int) -> Tensor | None:
-        """Give so many clients' weights of the vectors that are shared, [n, shared]."""
-        if self.moves.weights is None:
+        """Give so many clients' weights of the vectors that are shared, [n, shared].
+
+        None: W0 alone.
+        """
+        if self.moves.weights is None or self.moves.first:
             return None
         width = count // self.extent.experiments
         return self.moves.weights[:, :width, : self.shared.shape[1]].flatten(0, 1)
 
     def _by_shared(self, a: Tensor) -> Tensor:
         """Multiply everybody's rows [n, B, in] by what their experiment shares, as weighted."""
-        stacked, weights = self.shared.flatten(1, 2), self._weights(len(a))
-        found = self._by_start(a, stacked.transpose(1, 2))
+        weights = self._weights(len(a))
         if weights is None:
-            return found
+            return self._by_start(a, self.shared[:, 0].transpose(1, 2))
+        found = self._by_start(a, self.shared.flatten(1, 2).transpose(1, 2))
         each = found.unflatten(2, self.shared.shape[1:3])
         y = each[:, :, 0] * weights[:, :1, None]
         for j in range(1, weights.shape[1]):
@@ -278,10 +282,11 @@ class History:
     def _back_by_shared(self, g: Tensor, result: torch.dtype) -> Tensor:
         """Multiply everybody's gradients [n, B, out] likewise."""
         weights = self._weights(len(g))
-        if weights is not None:
-            rows = g.new_empty((*g.shape[:2], weights.shape[1], g.shape[2]))
-            g = torch.mul(g[:, :, None], weights[:, None, :, None], out=rows).flatten(2)
-        return self._by_start(g, self.shared.flatten(1, 2), result)
+        if weights is None:
+            return self._by_start(g, self.shared[:, 0], result)
+        rows = g.new_empty((*g.shape[:2], weights.shape[1], g.shape[2]))
+        torch.mul(g[:, :, None], weights[:, None, :, None], out=rows)
+        return self._by_start(rows.flatten(2), self.shared.flatten(1, 2), result)
 
     def _by_start(self, a: Tensor, w0: Tensor, result: torch.dtype | None = None) -> Tensor:
         """Multiply everybody's rows by a matrix of their experiment."""
@@ -331,6 +336,10 @@ class History:
         torch.mul(by_slot, rates[:, None, :, None], out=made.unflatten(2, slots))
         return made
 
+    def _moved(self, count: int) -> Iterator[tuple[slice, _Held]]:
+        """View what has moved some clients away from W0."""
+        return iter(()) if self.moves.first else self._parts(count)
+
     def _parts(self, count: int) -> Iterator[tuple[slice, _Held]]:
         """View what some clients remember, in one piece where their memory is."""
         width, steps = count // self.extent.experiments, self.extent.steps
@@ -366,7 +375,7 @@ class LayerEnd(NamedTuple):
         """Write clients' states; gives sums by client and tile."""
         if self.problem is None:
             return self._of(ending).close(self._moved(ending))
-        from undrift.kernels import ending as kernels
+        from undrift.kernels import closing as kernels
 
         return kernels.close(self.problem, self.g, self.x, self._of(ending), self.layer._unit)
 
@@ -375,7 +384,7 @@ class LayerEnd(NamedTuple):
         if self.problem is None:
             self._of(ending).add_up(self._moved(ending))
             return
-        from undrift.kernels import ending as kernels
+        from undrift.kernels import closing as kernels
 
         kernels.add_up(self.problem, self.g, self.x, self._of(ending), self.layer._unit)
 

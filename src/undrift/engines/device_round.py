@@ -13,6 +13,7 @@ Letters: S experiments, C clients of a cohort and the padding behind them, K loc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -263,9 +264,11 @@ class DeviceRound:
 
     def _all_steps(self) -> None:
         """Take as many steps as there may be, from the first one on."""
+        histories = self.histories
         for k in range(self.shape.room.steps):
-            rows, keys, number, *rest = tree_map(lambda v, k=k: v[k], self.buffers["steps"])
-            self._step(*self._batch(rows, keys, number, *rest))
+            read = self._batch(*tree_map(lambda v, k=k: v[k], self.buffers["steps"]))
+            with nullcontext() if histories is None else histories.stepping(first=k == 0):
+                self._step(*read)
 
     def _steps(self, count: int) -> None:
         for _ in range(count):

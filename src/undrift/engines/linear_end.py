@@ -3,7 +3,7 @@
 Closing local training gives each client's next state, its report and the length of its update.  If
 the vectors among them are combinations of model, c, c_i, ..., weight by weight, and numbers are
 made of sums over such combinations, then a few numbers say how (as in linear_chain.py), and layers
-that remember their steps need not write the weights that clients ended with (core/ending.py).
+that remember their steps need not write the weights that clients ended with (kernels/ending.py).
 
 A recorded end is cut in two: what is added up and what the vectors are, as numbers of short
 vectors; and what is made of the sums.
@@ -19,7 +19,6 @@ from torch import Tensor, fx
 from torch.func import vmap
 
 from undrift.core.algorithm import Broadcast, Client, Report, Row
-from undrift.core.ending import Ending, Size, by_weight, combination
 from undrift.core.histories import Histories
 from undrift.core.tree import Tree, leaves, rebuild, structure
 from undrift.core.views import Carry
@@ -28,6 +27,7 @@ from undrift.engines.graphs import room_for
 from undrift.engines.group import Group, masked_sum
 from undrift.engines.linear_chain import LinearChain, Places, Short, Step, recorded
 from undrift.engines.linearity import SUMS, Made, alike, chooses, follow, is_zero, outputs
+from undrift.kernels.ending import Ending, Size, by_weight, combination
 
 Needs = tuple[tuple[int, ...], ...]  # by value: which columns of a table it reads
 

@@ -1,225 +1,97 @@
-"""The end of a round for a layer that remembers, by kernels.  See core/ending.py."""
+"""What the end of a round makes of layers that remember their steps (core/history.py).
+
+A client's report, its next state and the length of its update are sums of a few vectors, weight by
+weight, wherever rules are linear there, too:
+
+    value j of client c = table[j, c, 0] * (sum over steps of r G^T X)
+                        + sum over t of table[j, c, 1 + t] * V_t
+
+with V_t what all clients share (the received model, SCAFFOLD's c) or each has (c_i).  So the
+weights that clients ended with are never written: they are made again wherever they are read.
+
+The first values are added up over each client's weights, those behind are its next states: `close`
+gives both.  Then it is known whose numbers are finite, and the last values are added up over these
+clients.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from undrift.core.ending import Ending, Size
-from undrift.kernels import interpreted
-from undrift.kernels.interpreter import mend
-from undrift.kernels.linear import LinearProblem, rebuilds
-from undrift.kernels.problem import power
-from undrift.kernels.programs import ending as programs
-from undrift.kernels.trials import relative, some_of
-from undrift.kernels.tuner import Configuration, Launch, Trial, as_tuned, configuration, on_device
 
-if interpreted():
-    mend()
+class Size(NamedTuple):
+    """How many vectors there are of each kind."""
 
-MOST = 2  # vectors of each client, and states
-MOST_SHARED = 3
+    shared: int
+    own: int
+    states: int
+    sums: int
 
 
-def takes(p: LinearProblem, size: Size) -> bool:
-    """Whether the kernels do this."""
-    return rebuilds(p) and max(size.own, size.states) <= MOST and size.shared <= MOST_SHARED
+class Ending(NamedTuple):
+    """The values, what they are made of and where they go.  E experiments, C clients of each.
 
-
-def close(p: LinearProblem, g: Tensor, x: Tensor, e: Ending, scale: float) -> Tensor:
-    """Write states where weights have moved by scale * g^T x; gives [summed, E, C, tiles].
-
-    g [E * C, R, out] and x [E * C, R, in] have two bytes a number.
+    P stands for a whole model's weights or, in `of` a layer, for its own: [out, in].
     """
-    with on_device(g):
-        q = as_tuned(p)
-        counts = (e.shared.shape[1], len(e.own), len(e.squares), len(e.states))
-        name = f"the end of clients {' '.join(map(str, counts))}"
-        config = configuration(
-            name, q, g.device, _closing_candidates(), lambda: _closing_trial(q, g.device, e)
+
+    table: Tensor  # [J, E, C, 1 + shared + own]
+    needs: tuple[tuple[int, ...], ...]  # which of these value j reads: others are not looked at
+    squares: tuple[bool, ...]  # of the first values: whether their squares are added up
+    shared: Tensor  # [E, shared, P]
+    used: Tensor  # [shared]: whether any of the values that `close` gives has a part of it
+    own: Sequence[Tensor]  # [E, C, P] each
+    taken: Tensor  # [E, C]: whose values count
+    states: Sequence[Tensor]  # [E, C, P] each, to be written
+    before: Sequence[Tensor]  # the same, of those who do not count
+    sums: Sequence[Tensor]  # [E, P] each, float64, to be written
+    again: Tensor | None = None  # a flag: states are written only if it is set
+
+    def of(self, view: Callable[[Tensor], Tensor]) -> Ending:
+        """Look at one layer of every vector."""
+        own, states, before, sums = (
+            [view(v) for v in vectors]
+            for vectors in (self.own, self.states, self.before, self.sums)
         )
-        launch, parts = _closing(p, config, g, x, e, scale)
-        launch.run()
-        return parts
+        shared = view(self.shared)
+        return self._replace(shared=shared, own=own, states=states, before=before, sums=sums)
+
+    def close(self, moved: Tensor) -> Tensor:
+        """Write states where weights have `moved` [E, C, out, in]; gives sums [summed, E, C, 1].
+
+        The kernel's own work, operation by operation; so is `add_up`.
+        """
+        count, at = by_weight(self.taken, moved), len(self.squares)
+        values = self._values(moved, slice(0, at + len(self.states)))
+        for state, held, value in zip(self.states, self.before, values[at:], strict=True):
+            kept = torch.where(count, value, held)
+            state.copy_(kept if self.again is None else torch.where(self.again, kept, state))
+        pairs = zip(values, self.squares, strict=False)
+        each = [torch.where(count, v * v if square else v, 0) for v, square in pairs]
+        return torch.stack([v.sum((2, 3)) for v in each])[..., None]
+
+    def add_up(self, moved: Tensor) -> None:
+        """Write the sums over clients."""
+        count = by_weight(self.taken, moved)
+        values = self._values(moved, slice(len(self.needs) - len(self.sums), None))
+        for total, value in zip(self.sums, values, strict=True):
+            total.copy_(torch.where(count, value, 0).sum(1, dtype=torch.float64))
+
+    def _values(self, moved: Tensor, some: slice) -> list[Tensor]:
+        read = [moved, *(v[:, None] for v in self.shared.unbind(1)), *self.own]
+        pairs = zip(self.table[some], self.needs[some], strict=True)
+        return [combination(row, needs, read) for row, needs in pairs]
 
 
-def add_up(p: LinearProblem, g: Tensor, x: Tensor, e: Ending, scale: float) -> None:
-    """Write the sums over clients, likewise, two at a time."""
-    with on_device(g):
-        q = as_tuned(p)
-        for at in range(0, len(e.sums), MOST):
-            own = {t for needs in _needs(e, at) for t in needs if t > e.shared.shape[1]}
-            name = f"sums of clients {e.shared.shape[1]} {len(own)} {len(_needs(e, at))}"
-            trial = partial(_adding_trial, q, g.device, e, at)
-            config = configuration(name, q, g.device, _adding_candidates(), trial)
-            _adding(p, config, g, x, e, scale, at).run()
+def combination(row: Tensor, needs: Sequence[int], read: Sequence[Tensor]) -> Tensor:
+    """Add up what is read as often as row [E, C, n] says; what is not needed is not looked at."""
+    terms = [by_weight(row[..., t], read[t]) * read[t] for t in needs]
+    return sum(terms[1:], terms[0]) if terms else torch.zeros_like(read[0])
 
 
-def _closing(
-    p: LinearProblem, config: Configuration, g: Tensor, x: Tensor, e: Ending, scale: float
-) -> tuple[Launch, Tensor]:
-    pieces = e.taken.shape[0] * -(-e.taken.shape[1] // config["BC"])
-    grid = (-(-p.inputs // config["BI"]), pieces, -(-p.outputs // config["BO"]))
-    summed = len(e.squares)
-    parts = torch.empty((summed, *e.taken.shape, grid[0] * grid[2]), device=g.device)
-    own, states, before = ([v.flatten(0, 1) for v in w] for w in (e.own, e.states, e.before))
-    vectors = [v for w in (own, states, before) for v in _two(w, g)]
-    again = g if e.again is None else e.again
-    values = summed + len(states)
-    arguments = (
-        g, x, e.shared, e.used, *vectors[:2], e.table.contiguous(), e.taken.contiguous(),
-        *vectors[2:], parts, again, scale, p.rows, e.taken.shape[1], g.stride(0), x.stride(0),
-        *e.shared.stride()[:2], *(v.stride(0) for v in vectors),
-    )  # fmt: skip
-    constants = dict(
-        _constants(p, e, config), SUMMED=summed, STATES=len(states), AGAIN=e.again is not None,
-        NEEDS=sum(_mask(needs) << (8 * j) for j, needs in enumerate(e.needs[:values])),
-        SQUARES=sum(1 << j for j, square in enumerate(e.squares) if square),
-    )  # fmt: skip
-    return Launch(programs.close_clients, grid, arguments, constants), parts
-
-
-def _adding(
-    p: LinearProblem, config: Configuration, g: Tensor, x: Tensor, e: Ending, scale: float, at: int
-) -> Launch:
-    grid = (-(-p.inputs // config["BI"]), -(-p.outputs // config["BO"]), len(e.taken))
-    own, needs = _two([v.flatten(0, 1) for v in e.own], g), _needs(e, at)
-    totals = _two(e.sums[at : at + len(needs)], g)
-    first = len(e.needs) - len(e.sums) + at
-    arguments = (
-        g, x, e.shared, *own, e.table[first : first + len(needs)].contiguous(),
-        e.taken.contiguous(), *totals, scale, p.rows, e.taken.shape[1], g.stride(0), x.stride(0),
-        *e.shared.stride()[:2], *(v.stride(0) for v in (*own, *totals)),
-    )  # fmt: skip
-    constants = dict(
-        _constants(p, e, config), SUMS=len(needs), BC=power(e.taken.shape[1]),
-        NEEDS=sum(_mask(one) << (8 * j) for j, one in enumerate(needs)),
-    )  # fmt: skip
-    return Launch(programs.add_clients, grid, arguments, constants)
-
-
-def _constants(p: LinearProblem, e: Ending, config: Configuration) -> dict[str, Any]:
-    rows = min(power(p.rows), 64)
-    return dict(
-        IN=p.inputs, OUT=p.outputs, SHARED=e.shared.shape[1], OWN=len(e.own), ONE=p.rows <= rows,
-        BS=rows, **config,
-    )  # fmt: skip
-
-
-def _needs(e: Ending, at: int) -> Sequence[Sequence[int]]:
-    """Tell which vectors a sum and the one behind it read."""
-    first = len(e.needs) - len(e.sums)
-    return e.needs[first:][at : at + MOST]
-
-
-def _mask(needs: Sequence[int]) -> int:
-    return sum(1 << t for t in needs)
-
-
-def _two(vectors: Sequence[Tensor], none: Tensor) -> list[Tensor]:
-    """Give two tensors to a kernel that looks at as many as there are."""
-    return [*vectors, none, none][:MOST]
-
-
-# ---------------------------------------------------------------------------------------- trials
-def _closing_candidates() -> list[Configuration]:
-    # (inputs and outputs of a tile, clients of a program, warps, stages)
-    tiles = [(64, 64, 10, 4, 3), (64, 64, 5, 4, 3), (32, 64, 10, 4, 2), (64, 64, 2, 4, 2)]
-    tiles += [(128, 64, 10, 8, 2), (32, 64, 25, 4, 2)]
-    if interpreted():
-        tiles = [(32, 32, 2, 4, 2)]
-    return [dict(BI=i, BO=o, BC=c, num_warps=w, num_stages=s) for i, o, c, w, s in tiles]
-
-
-def _adding_candidates() -> list[Configuration]:
-    # (inputs and outputs of a tile, warps, stages)
-    tiles = [(64, 64, 4, 3), (32, 64, 4, 3), (64, 32, 4, 3), (64, 64, 8, 3), (64, 64, 4, 4)]
-    if interpreted():
-        tiles = [(32, 32, 4, 2)]
-    return [dict(BI=bi, BO=bo, num_warps=w, num_stages=s) for bi, bo, w, s in tiles]
-
-
-def _random(p: LinearProblem, device: torch.device, like: Ending) -> tuple[Tensor, Tensor, Ending]:
-    """Make random numbers, with as many vectors and values as `like` has."""
-    source = torch.Generator(device).manual_seed(7)
-
-    def some(*sizes: int) -> Tensor:
-        return torch.randn(sizes, generator=source, device=device)
-
-    weights, count = (p.outputs, p.inputs), p.clients
-    states = [torch.empty((1, count, *weights), device=device) for _ in like.states]
-    ending = like._replace(
-        table=some(len(like.needs), 1, count, like.table.shape[-1]),
-        shared=some(1, like.shared.shape[1], *weights),
-        used=torch.ones(like.shared.shape[1], dtype=torch.bool, device=device),
-        own=[some(1, count, *weights) for _ in like.own],
-        taken=torch.ones((1, count), dtype=torch.bool, device=device),
-        states=states, before=states,
-        sums=[torch.empty((1, *weights), device=device, dtype=torch.float64) for _ in like.sums],
-        again=None,
-    )  # fmt: skip
-    operands = (some(count, p.rows, n).to(p.operand) for n in weights)
-    return (*operands, ending)  # type: ignore[return-value]
-
-
-def _one(g: Tensor, x: Tensor, e: Ending, c: int) -> tuple[Ending, Tensor]:
-    """Give one client's part in float64, and how its weights have moved.
-
-    In float64 all of them take more room than there may be.
-    """
-    moved = 0.5 * (g[c].double().T @ x[c].double())[None, None]
-    return e._replace(
-        table=e.table[:, :, c : c + 1].double(), taken=e.taken[:, :1],
-        shared=e.shared.double(), own=[v[:, c : c + 1].double() for v in e.own],
-        states=[torch.empty_like(moved) for _ in e.states], before=[moved for _ in e.states],
-        sums=[torch.empty_like(v) for v in e.sums],
-    ), moved  # fmt: skip
-
-
-def _closing_trial(p: LinearProblem, device: torch.device, like: Ending) -> Trial:
-    g, x, e = _random(p, device, like)
-    by_weight: list[Tensor] = []  # of the last launch
-
-    def launches(config: Configuration) -> list[Launch]:
-        launch, parts = _closing(p, config, g, x, e, 0.5)
-        by_weight[:] = [parts.fill_(torch.nan)]
-        return [launch]
-
-    def error() -> float:
-        if not all(bool(v.sum().isfinite()) for v in (*e.states, *by_weight)):
-            return float("inf")
-        worst = []
-        for c in some_of(p.clients):
-            one, moved = _one(g, x, e, c)
-            added = one.close(moved)[:, 0, 0, 0]
-            pairs = zip(e.states, one.states, strict=True)
-            worst += [relative(found[:, c], wanted[:, 0]) for found, wanted in pairs]
-            away = (by_weight[0][:, 0, c].sum(-1) - added).abs() / (1 + added.abs())
-            worst += away.tolist()
-        return max(worst)
-
-    return Trial(_closing_candidates(), launches, e.states, error, p.precision)
-
-
-def _adding_trial(p: LinearProblem, device: torch.device, like: Ending, at: int) -> Trial:
-    g, x, e = _random(p, device, like._replace(states=[]))
-    outputs, wanted = e.sums[at : at + MOST], list[Tensor]()
-
-    def error() -> float:
-        if not wanted:
-            wanted.extend(torch.zeros_like(v) for v in outputs)
-            for c in range(p.clients):
-                one, moved = _one(g, x, e, c)
-                one.add_up(moved)
-                for total, value in zip(wanted, one.sums[at:], strict=False):
-                    total += value
-        return max(map(relative, outputs, wanted))
-
-    return Trial(
-        _adding_candidates(), lambda config: [_adding(p, config, g, x, e, 0.5, at)], outputs, error,
-        p.precision,
-    )  # fmt: skip
+def by_weight(values: Tensor, like: Tensor) -> Tensor:
+    """Give values [E, C] as many axes as the weights have."""
+    return values.reshape(*values.shape, *[1] * (like.dim() - 2))

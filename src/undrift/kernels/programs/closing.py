@@ -1,4 +1,4 @@
-"""The end of a round, for a layer that remembers its steps: see core/ending.py.
+"""The end of a round, for a layer that remembers its steps: see kernels/ending.py.
 
 Bit t of a mask says whether a value reads vector t: 0 the sum over steps, then what clients share,
 then their own.

@@ -8,8 +8,8 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the kernels need triton")
 
-from undrift.core.ending import Ending, Size
-from undrift.kernels import ending
+from undrift.kernels import closing
+from undrift.kernels.ending import Ending, Size
 from undrift.kernels.linear import LinearProblem
 from undrift.testing.compare import distance
 
@@ -61,7 +61,7 @@ def test_more_sums_than_a_kernel_has(device):
     e = e._replace(sums=[*e.sums, e.sums[0].clone()], needs=(*NEEDS, (0, 2, 4)))
     e = e._replace(table=torch.cat([e.table, e.table[:1] + 1]))
     wanted, (g, x) = copied(e, torch.float64), operands(device, 6)
-    ending.add_up(p, g, x, e, 0.5)
+    closing.add_up(p, g, x, e, 0.5)
     wanted.add_up(0.5 * (g.double().transpose(1, 2) @ x.double()).unflatten(0, (2, 3)))
     assert distance(e.sums, wanted.sums) < 1e-5 and not torch.equal(e.sums[0], e.sums[2])
 
@@ -76,8 +76,8 @@ def test_every_value_is_written(again, device):
         e = e._replace(again=torch.tensor(again, device=device))
     before, wanted = copied(e, torch.float32), copied(e, torch.float64)
     moved = -0.5 * (g.double().transpose(1, 2) @ x.double()).unflatten(0, (2, 3))
-    added, sums = ending.close(p, g, x, e, -0.5), wanted.close(moved)
-    ending.add_up(p, g, x, e, -0.5)
+    added, sums = closing.close(p, g, x, e, -0.5), wanted.close(moved)
+    closing.add_up(p, g, x, e, -0.5)
     wanted.add_up(moved)
     assert distance([*e.states, *e.sums], [*wanted.states, *wanted.sums]) < 1e-5
     left = all(torch.equal(a, b) for a, b in zip(e.states, before.states, strict=True))
@@ -98,19 +98,19 @@ def test_one_tile_of_rows_and_nothing_of_clients(device):
     )  # fmt: skip
     wanted, (g, x) = copied(e, torch.float64), (v[:, :20] for v in operands(device, 6))
     moved = 2.0 * (g.double().transpose(1, 2) @ x.double()).unflatten(0, (2, 3))
-    added, sums = ending.close(p, g, x, e, 2.0), wanted.close(moved)
-    ending.add_up(p, g, x, e, 2.0)
+    added, sums = closing.close(p, g, x, e, 2.0), wanted.close(moved)
+    closing.add_up(p, g, x, e, 2.0)
     wanted.add_up(moved)
     assert distance([added.sum(-1), *e.sums], [sums[..., 0], *wanted.sums]) < 1e-5
 
 
 def test_what_the_kernels_take():
     p, size = LinearProblem(6, ROWS, IN, OUT, "fp16"), Size(2, 2, 2, 2)
-    assert ending.takes(p, size) and not ending.takes(p._replace(precision="tf32"), size)
-    assert ending.takes(p, size._replace(sums=9))
+    assert closing.takes(p, size) and not closing.takes(p._replace(precision="tf32"), size)
+    assert closing.takes(p, size._replace(sums=9))
     for name, most in (("shared", 3), ("own", 2), ("states", 2)):
-        assert ending.takes(p, size._replace(**{name: most}))
-        assert not ending.takes(p, size._replace(**{name: most + 1}))
+        assert closing.takes(p, size._replace(**{name: most}))
+        assert not closing.takes(p, size._replace(**{name: most + 1}))
 
 
 @pytest.mark.parametrize("which", ["close", "sums", "one sum"])
@@ -119,13 +119,13 @@ def test_the_trials_can_fail(which, device):
     tile |= {"BC": 2} if which == "close" else {}
     like = an_ending(device)
     if which == "close":
-        trial = ending._closing_trial(p, device, like)
+        trial = closing._closing_trial(p, device, like)
     else:
         more = [*like.sums, like.sums[0]] if which == "one sum" else like.sums
         needs = [*like.needs, (0, 2, 4)] if which == "one sum" else like.needs
         table = torch.cat([like.table, like.table[:1]])
         like = like._replace(sums=more, needs=tuple(needs), table=table)
-        trial = ending._adding_trial(p, device, like, 2 if which == "one sum" else 0)
+        trial = closing._adding_trial(p, device, like, 2 if which == "one sum" else 0)
     for output in trial.outputs:
         output.fill_(torch.nan)
     for launch in trial.launches(tile):

@@ -108,6 +108,7 @@ def test_what_the_kernels_take():
     p, size = LinearProblem(6, ROWS, IN, OUT, "fp16"), Size(2, 2, 2, 2)
     assert closing.takes(p, size) and not closing.takes(p._replace(precision="tf32"), size)
     assert closing.takes(p, size._replace(sums=9))
+    assert not closing.takes(p._replace(rows=closing.MOST_ROWS + 1), size)
     for name, most in (("shared", 3), ("own", 2), ("states", 2)):
         assert closing.takes(p, size._replace(**{name: most}))
         assert not closing.takes(p, size._replace(**{name: most + 1}))

@@ -22,6 +22,7 @@ import json
 import platform
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -211,28 +212,27 @@ def passes_time(trainer: fl.Trainer, steps: int, rounds: int) -> float | None:
         else:
             stepping._found(*models, batch, keys)
 
-    def begin() -> None:
-        with runner.histories.stepping(first=True):
+    def after(taken: int) -> None:
+        with runner.histories.after(taken):
             pass_through()
 
-    # where layers remember, a round's first step has nothing to read of what is remembered
-    shorter = runner.histories is not None and runner._lies_ready
-    return replayed(begin if shorter else pass_through, pass_through, device, steps, rounds)
-
-
-def replayed(first: Any, other: Any, device: torch.device, steps: int, rounds: int) -> float:
-    """Record two kinds of steps, and tell how many milliseconds those of a round take."""
+    if runner.histories is None or not runner._lies_ready:
+        return replayed([Piece(pass_through, graph_pool(device))] * steps, device, rounds)
+    # where layers remember, a step reads what the steps before it have left
     pool = graph_pool(device)
-    begin, go_on = Piece(first, pool), Piece(other, pool)
+    return replayed([Piece(partial(after, k), pool) for k in range(steps)], device, rounds)
+
+
+def replayed(pieces: list[Piece], device: torch.device, rounds: int) -> float:
+    """Tell how many milliseconds the recorded steps of a round take."""
     for _ in range(3):
-        begin()
-        go_on()
+        for piece in pieces:
+            piece()
     wait(str(device))
     started = time.perf_counter()
     for _ in range(rounds):
-        begin()
-        for _ in range(steps - 1):
-            go_on()
+        for piece in pieces:
+            piece()
     wait(str(device))
     return (time.perf_counter() - started) / rounds * 1e3
 

@@ -338,10 +338,37 @@ def test_the_first_step_of_a_round_reads_nothing_that_is_remembered(vectors, exp
         held.fill_(torch.nan)  # nobody may look
     x, g = torch.randn(count, BATCH, 7).double(), torch.randn(count, BATCH, 4).double()
     made = Histories({"": history}, extent, moves, 1.0)
-    with made.stepping(first=True):
+    with made.after(0):
         y, _ = history.forward(x, None, torch.float64)
         back = history.backward(g, x, torch.float64)
     w0 = shared[0].view(experiments, 4, 7).repeat_interleave(CLIENTS, 0)
     assert distance([y, back], [x @ w0.transpose(1, 2), g @ w0]) < 1e-12
     assert torch.equal(history.x[:, :, 0].flatten(0, 1), x), "but it is remembered"
-    assert not moves.first and history.forward(x, None, torch.float64)[0].isnan().all()
+    assert moves.taken is None and history.forward(x, None, torch.float64)[0].isnan().all()
+
+
+def test_only_so_many_steps_are_read_as_were_taken():
+    """Rounded up, and never more than there are; slots behind them may hold anything."""
+    extent = Extent(1, CLIENTS, STEPS, BATCH)
+    moves = Moves(torch.rand((1, CLIENTS, STEPS + 1)).double(), 1.0, torch.arange(CLIENTS))
+    history = History(nn.Linear(7, 4, dtype=torch.float64), 0, "float32", extent, moves)
+    history.x.normal_()
+    history.g.normal_()
+    x, g = torch.randn(CLIENTS, BATCH, 7).double(), torch.randn(CLIENTS, BATCH, 4).double()
+    made = Histories({"": history}, extent, moves, 1.0)
+    for taken, read in enumerate((0, 1, 2, 4, 4, STEPS)):
+        held = (history.x.clone(), history.g.clone())
+        history.x[:, :, read:], history.g[:, :, read:] = torch.nan, torch.nan
+        with made.after(taken):
+            y, back = (
+                history.forward(x, None, torch.float64)[0],
+                history.backward(g, x, torch.float64),
+            )
+        assert y.isfinite().all() and back.isfinite().all()
+        rows = [v[0, :, :read].flatten(1, 2) for v in held]
+        rates = moves.rates[0, :, :read].repeat_interleave(BATCH, 1)[:, None]
+        wanted = [(x @ rows[0].transpose(1, 2) * rates) @ rows[1]]
+        wanted += [(g @ rows[1].transpose(1, 2) * rates) @ rows[0]]
+        assert distance([y, back], wanted) < 1e-12, taken
+        history.x.copy_(held[0])
+        history.g.copy_(held[1])

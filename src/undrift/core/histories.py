@@ -127,16 +127,16 @@ class Histories:
         return slots
 
     @contextmanager
-    def stepping(self, *, first: bool) -> Iterator[None]:
-        """Take a step; of the first one of a round it is known that all are at the received model.
+    def after(self, steps: int) -> Iterator[None]:
+        """Take a step of which it is known how many came before it in the round.
 
-        Then nothing of what is remembered is read.
+        Only so much of what is remembered is read; in the first one all are at the received model.
         """
-        self._moves.first = first
+        self._moves.taken = steps
         try:
             yield
         finally:
-            self._moves.first = False
+            self._moves.taken = None
 
     def turn_to(self, slots: Tensor) -> Histories:
         """Let all layers remember in these slots."""

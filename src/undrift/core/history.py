@@ -88,7 +88,7 @@ class Moves:
     scale: float
     slots: Tensor  # [n], among S * C * (K + 1)
     weights: Tensor | None = None  # [S, C, shared + own], of the vectors; None: of W0 alone, 1
-    first: bool = False  # whether it is known that nobody has taken a step: all are at W0
+    taken: int | None = None  # most steps that anybody has taken, where that is known: 0 is at W0
 
 
 class History:
@@ -150,7 +150,7 @@ class History:
         """Apply the layer to x [n, B, in]; gives y and x in the operand type."""
         operand = x.to(self.kind)
         y = self._by_shared(operand)
-        for part, held in self._moved(len(x)):
+        for part, held in self._parts(len(x), self.moves.taken):
             for vectors, weight in zip(held.own, held.own_weights, strict=True):
                 found = self._overlap(operand[part], vectors)
                 y[part].addcmul_(found, weight[:, None, None])
@@ -170,7 +170,7 @@ class History:
             # A narrow result takes the other products on top of the rounded first one: its own
             # rounding once more, for half of the memory traffic.
             back = self._back_by_shared(g, result)
-            for part, held in self._moved(len(g)):
+            for part, held in self._parts(len(g), self.moves.taken):
                 for vectors, weight in zip(held.own, held.own_weights, strict=True):
                     rows = torch.empty_like(g[part])
                     torch.mul(g[part], weight[:, None, None], out=rows)
@@ -262,7 +262,7 @@ class History:
 
         None: W0 alone.
         """
-        if self.moves.weights is None or self.moves.first:
+        if self.moves.weights is None or self.moves.taken == 0:
             return None
         width = count // self.extent.experiments
         return self.moves.weights[:, :width, : self.shared.shape[1]].flatten(0, 1)
@@ -331,18 +331,21 @@ class History:
     def _weighted(self, overlap: Tensor, rates: Tensor) -> Tensor:
         """Multiply [n, B, K*B] by every slot's rate; the result is an operand."""
         made = torch.empty_like(overlap, dtype=self.kind)
-        slots = (self.extent.steps, self.extent.batch)
+        slots = (rates.shape[1], self.extent.batch)
         by_slot = overlap.unflatten(2, slots)
         torch.mul(by_slot, rates[:, None, :, None], out=made.unflatten(2, slots))
         return made
 
-    def _moved(self, count: int) -> Iterator[tuple[slice, _Held]]:
-        """View what has moved some clients away from W0."""
-        return iter(()) if self.moves.first else self._parts(count)
+    def _parts(self, count: int, taken: int | None = None) -> Iterator[tuple[slice, _Held]]:
+        """View what some clients remember, in one piece where their memory is.
 
-    def _parts(self, count: int) -> Iterator[tuple[slice, _Held]]:
-        """View what some clients remember, in one piece where their memory is."""
+        Of so many steps; after none there is nothing to view.
+        """
         width, steps = count // self.extent.experiments, self.extent.steps
+        if taken is not None:
+            steps = min(steps, up_to_power(taken))
+        if not steps:
+            return
         x, g = (t[:, :width, :steps].flatten(2, 3) for t in (self.x, self.g))
         rates, own = self.moves.rates[:, :width, :steps], [v[:, :width] for v in self.own]
         shown = None if self.moves.weights is None else self.moves.weights[:, :width]
@@ -414,6 +417,15 @@ def _write(held: Tensor, rows: Tensor, slots: Tensor) -> None:
         # one index is looked up per element: let elements be large
         target, source = target.view(torch.int64), source.view(torch.int64)
     target.index_copy_(0, slots, source)
+
+
+def up_to_power(count: int) -> int:
+    """Round up to a power of 2: kernels are made and tuned for every size that they see.
+
+    >>> [up_to_power(n) for n in (0, 1, 2, 3, 5)]
+    [0, 1, 2, 4, 8]
+    """
+    return 1 << (count - 1).bit_length() if count else 0
 
 
 def _has_kernels(device: torch.device) -> bool:

@@ -267,7 +267,7 @@ class DeviceRound:
         histories = self.histories
         for k in range(self.shape.room.steps):
             read = self._batch(*tree_map(lambda v, k=k: v[k], self.buffers["steps"]))
-            with nullcontext() if histories is None else histories.stepping(first=k == 0):
+            with nullcontext() if histories is None else histories.after(k):
                 self._step(*read)
 
     def _steps(self, count: int) -> None:

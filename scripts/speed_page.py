@@ -69,7 +69,7 @@ def older(found: dict[str, Any]) -> str:
     """Name the rows that another commit than the others' measured."""
     rows = [r for r in found["results"] if r.get("commit", found["commit"]) != found["commit"]]
     if not rows:
-        return ""
+        return f"\n{measured_at(found)[1:]}\n"
     named = [f"{r['work']} with {NAMES[r['algorithm']]} ({r['commit'][:7]})" for r in rows]
     return f"\nMeasured at commit {found['commit'][:7]}, but earlier: {'; '.join(named)}.\n"
 
@@ -277,9 +277,14 @@ def side_by_side(found: dict[str, Any]) -> str:
 
 {table(head, rows)}
 {images}. By means FedAvg is {means:.0f}x pfl, its first block, in which kernels and graphs are
-made, among them.
+made, among them.{measured_at(found)}
 
 """
+
+
+def measured_at(found: dict[str, Any]) -> str:
+    """Name the commit, where a record has it."""
+    return f" Measured at commit {found['commit'][:7]}." if "commit" in found else ""
 
 
 def mean_of(peer: dict[str, Any]) -> float:

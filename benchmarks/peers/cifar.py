@@ -257,10 +257,21 @@ def main() -> None:
             write(asked.json, work, device, [one for one in peers if one.wall or one.error])
 
 
+def our_commit() -> dict[str, str]:
+    """Name the commit of undrift, if it is there."""
+    try:
+        from undrift.experiment.environment import commit
+    except ImportError:
+        return {}
+    known = commit()
+    return {} if known is None else {"commit": known}
+
+
 def write(path: Path, work: Work, device: torch.device, peers: list[Peer]) -> None:
     asked = " ".join(["python benchmarks/peers/cifar.py", *sys.argv[1:]])
     found: dict[str, Any] = {"command": asked.replace(str(path), path.name)}
     found |= {"work": {**work._asdict(), "evaluation_every": EVERY}, "machine": machine(device)}
+    found |= our_commit()
     found["peers"] = {peer.name: peer.report() for peer in peers}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1) + "\n")

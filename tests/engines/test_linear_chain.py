@@ -8,6 +8,7 @@ import undrift as fl
 from undrift.core import histories
 from undrift.core.seam import Seam
 from undrift.core.tree import EMPTY, leaves, record, static
+from undrift.data.work import ExplicitWork
 from undrift.engines import device_round, linear_end
 from undrift.testing.compare import distance
 from undrift.testing.world import numbers
@@ -251,6 +252,41 @@ def test_a_fleet_leaves_out_whoever_is_not_finite():
         alone = broken(lambda lr=lr: fl.adabest(lr), i, i, engine="reference", **whole)
         alone.run(3)
         same(alone, trainer)
+
+
+def explicit(counts: tuple[int, ...]) -> ExplicitWork:
+    """As many steps a round as are given, for everybody."""
+    maker, orders = torch.Generator().manual_seed(3), {}
+    for number, count in enumerate(counts):
+        for client, size in enumerate((6, 8, 5, 7)):
+            batches = torch.randint(0, size, (count, 3), generator=maker)
+            orders[number, client] = batches.tolist()
+    return ExplicitWork(orders)
+
+
+@pytest.mark.parametrize("name", ["plain", "scaffold"])
+@pytest.mark.parametrize("stopped", [1, 3])
+def test_a_run_goes_on_to_the_same_bits_whatever_its_first_round_was(name, stopped, tmp_path):
+    build = LINEAR.get(name, lambda: fl.fedavg(0.1))
+    settings = {"work": explicit((5, 3, 4, 2, 3)), "sampler": fl.Everyone(), "graph": True}
+    whole, first, second = (world(build, **settings) for _ in range(3))
+    whole.run(5)
+    first.run(stopped)
+    first.save(tmp_path / "run")
+    second.load(tmp_path / "run")
+    second.run(5 - stopped)
+    assert torch.equal(whole.server.w, second.server.w)
+
+
+def test_a_round_without_a_step_is_a_round_like_others():
+    settings = {"work": explicit((0, 2, 0, 3)), "sampler": fl.Everyone()}
+    for name in ("scaffold", "feddyn"):
+        fast = world(LINEAR[name], graph=True, **settings)
+        alone = world(LINEAR[name], engine="reference", **settings)
+        fast.run(4)
+        alone.run(4)
+        assert fast.engine.plan()["graph"]
+        same(alone, fast)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])

@@ -259,8 +259,13 @@ class DeviceRound:
 
     @property
     def _lies_ready(self) -> bool:
-        """Whether what steps read is laid out for each: then a recorded one has nothing to pick."""
-        return self.lanes is None and self.shape.room.steps <= MOST_STEPS
+        """Whether what steps read is laid out for each: then a recorded one has nothing to pick.
+
+        Only where the room does not depend on the round that asked for it first: a run that goes
+        on after a stop must add up in the same order.
+        """
+        room = self.shape.room
+        return self.lanes is None and room.epochs > 0 and room.steps <= MOST_STEPS
 
     def _all_steps(self) -> None:
         """Take as many steps as there may be, from the first one on."""
@@ -364,7 +369,7 @@ class DeviceRound:
             self._lay_steps_out()
         self._put_carries(carries)
         buffers.put("k", torch.zeros((), dtype=self.task.dtype, device=self.device))
-        if self._undecided:
+        if self._undecided and self.shape.room.steps:
             self._decide()
         if self.histories is not None:
             self.histories.begin(buffers["broadcast 0"].w, *self._vectors())

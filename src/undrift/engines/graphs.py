@@ -156,7 +156,7 @@ def room_for(w: Tensor) -> Tensor:
 
 def shelf_for(values: Tensor) -> Tensor:
     """Make room for values [K, ...] so that each of the K begins at a multiple of 64 bytes."""
-    rows = values.reshape(len(values), -1)
+    rows = values.flatten(1)
     each = 64 // values.element_size()
     made = rows.new_empty((len(rows), -(-rows.shape[1] // each) * each))
     return made[:, : rows.shape[1]].unflatten(1, values.shape[1:])

@@ -33,7 +33,7 @@ import undrift as fl
 from undrift import models
 from undrift.core.linear import Descent
 from undrift.core.task import Batch
-from undrift.engines import device_round
+from undrift.engines import reading
 from undrift.engines.examples import look_up
 from undrift.engines.graphs import Piece, graph_pool
 from undrift.experiment.environment import commit
@@ -196,7 +196,7 @@ def passes_time(trainer: fl.Trainer, steps: int, rounds: int) -> float | None:
         return None  # a CPU's rounds are not recorded
     runner, device = runners[-1], trainer.engine.device
     drawn = [runner.buffers[name] for name in ("order", "rows", "keys")]
-    rows, keys, number, order, mask, _ = device_round._picked(
+    rows, keys, number, order, mask, _ = reading.picked(
         torch.zeros_like(runner.buffers["k"]), *drawn
     )
     batch = Batch(*(look_up(v, rows) for v in (runner.data.x, runner.data.y)), mask, order)
@@ -216,7 +216,7 @@ def passes_time(trainer: fl.Trainer, steps: int, rounds: int) -> float | None:
         with runner.histories.after(taken):
             pass_through()
 
-    if runner.histories is None or not runner._lies_ready:
+    if runner.histories is None or not runner.reading.ready:
         return replayed([Piece(pass_through, graph_pool(device))] * steps, device, rounds)
     # where layers remember, a step reads what the steps before it have left
     pool = graph_pool(device)

@@ -32,7 +32,7 @@ from undrift.core.tree import EMPTY, Tree, leaves, structure, tree_map
 from undrift.core.views import Carry, key_of
 from undrift.data.work import Work
 from undrift.engines.engine import Engine, Outcome, Trained
-from undrift.engines.examples import Examples, look_up
+from undrift.engines.examples import Examples
 from undrift.engines.fused import Fused
 from undrift.engines.graphs import (
     Buffers,
@@ -40,7 +40,6 @@ from undrift.engines.graphs import (
     aligned,
     copied,
     graph_pool,
-    shelf_for,
     spread_into,
 )
 from undrift.engines.group import Group, Servers, client_structure, split
@@ -50,6 +49,7 @@ from undrift.engines.linear_end import LinearEnd
 from undrift.engines.loading import Loading
 from undrift.engines.looks import Looks
 from undrift.engines.plain import is_plain, is_sequence
+from undrift.engines.reading import Reading
 from undrift.engines.stepping import Seat, Stepping
 from undrift.engines.turns import Crew, Done, Shape, Turn, grouped
 
@@ -87,12 +87,9 @@ class DeviceRound:
         self._draw = Fused(
             vmap(self._drawn, in_dims=(None, 0, 0, 0, 0)), "batches and keys", compiled=compiled
         )
-        self._pick = Fused(_picked, "what a step reads", compiled=compiled)
-        self._lay_out = Fused(_laid_out, "what steps read", compiled=compiled)
         room = shape.room
         # a tensor, not arange: the compiler takes products of an index for 32 bits wide
         self._count = torch.arange(max(room.steps, room.batch, room.width), device=self.device)
-        self._numbers = self._count[: room.steps].to(self.task.dtype)  # of steps
         self.buffers = Buffers()
         self.loading = Loading(self.crews, shape, self.buffers, self.device, self._aligns)
         self.data = Examples([engines[i] for i in self.loading.places])
@@ -102,6 +99,10 @@ class DeviceRound:
         one = len(self.groups) == 1 and self.groups[0].numbers is None
         plain = one and is_plain(algos[0]) and is_sequence(self.task.module)
         self.lanes = self._make_lanes(engines)
+        numbers = self._count[: room.steps].to(self.task.dtype)
+        self.reading = Reading(
+            self.data, self.buffers, numbers, ready=self._lies_ready(), compiled=compiled
+        )
         self.histories = self._make_histories() if in_place and plain else None
         self.stepping = Stepping(self.task, self.device, in_place and plain, self.histories)
         self.end: LinearEnd | None = None  # of layers that remember: without writing their weights
@@ -166,7 +167,7 @@ class DeviceRound:
     def _decide(self) -> None:
         """Let wide layers remember their steps under rules, if the chain is linear."""
         self._undecided = False
-        batch, keys, number = self._read()
+        batch, keys, number = self.reading.next()
         self.buffers["k"].zero_()  # nobody has taken a step
         seat, nothing = self._seat(0), torch.zeros_like(self.buffers["carry 0"].loss)
         carry, scores = seat.carry, dict.fromkeys(self.task.metrics, nothing)
@@ -248,7 +249,7 @@ class DeviceRound:
             self.lanes.run(steps, lambda: self._piece("step", self._lanes_step))
             return
         left = max(k for crew in steps for own in crew for k in own)
-        if self._lies_ready and left == self.shape.room.steps:
+        if self.reading.ready and left == self.shape.room.steps:
             self._piece("all steps", self._all_steps)
             return
         while left:
@@ -257,9 +258,8 @@ class DeviceRound:
             self._piece(("steps", some), partial(self._steps, some))
             left -= some
 
-    @property
     def _lies_ready(self) -> bool:
-        """Whether what steps read is laid out for each: then a recorded one has nothing to pick.
+        """Whether what steps read is laid out for each.
 
         Only where the room does not depend on the round that asked for it first: a run that goes
         on after a stop must add up in the same order.
@@ -271,13 +271,12 @@ class DeviceRound:
         """Take as many steps as there may be, from the first one on."""
         histories = self.histories
         for k in range(self.shape.room.steps):
-            read = self._batch(*tree_map(lambda v, k=k: v[k], self.buffers["steps"]))
             with nullcontext() if histories is None else histories.after(k):
-                self._step(*read)
+                self._step(*self.reading.at(k))
 
     def _steps(self, count: int) -> None:
         for _ in range(count):
-            self._step(*self._read())
+            self._step(*self.reading.next())
 
     def _lanes_step(self) -> None:
         assert self.lanes is not None, "asked for before"
@@ -365,8 +364,8 @@ class DeviceRound:
         for name, value in zip(("keys", "order"), found, strict=False):
             buffers.put(name, value)
         buffers.put("rows", self.data.rows(buffers["info"].id, buffers["order"]))
-        if self._lies_ready:
-            self._lay_steps_out()
+        if self.reading.ready:
+            self.reading.lay_out()
         self._put_carries(carries)
         buffers.put("k", torch.zeros((), dtype=self.task.dtype, device=self.device))
         if self._undecided and self.shape.room.steps:
@@ -374,13 +373,6 @@ class DeviceRound:
         if self.histories is not None:
             self.histories.begin(buffers["broadcast 0"].w, *self._vectors())
             self.histories.wait(buffers["clients 0"].steps)
-
-    def _lay_steps_out(self) -> None:
-        order, rows, keys = (self.buffers[name] for name in ("order", "rows", "keys"))
-        drawn = (self._numbers, order, rows, keys, self._labels)
-        if "steps" not in self.buffers:
-            self.buffers.hold("steps", tree_map(shelf_for, _of_steps(*drawn)))
-        self._lay_out(self.buffers["steps"], *drawn)
 
     def _probed(self, g: int, group: Group, part: slice) -> tuple[Broadcast, Client]:
         """Add to what was written what everybody finds at the received model."""
@@ -464,22 +456,6 @@ class DeviceRound:
         seats = [self._seat(g) for g in range(len(self.groups))]
         self.stepping.take(self.groups, seats, self.buffers["models"], batch, keys, number)
 
-    def _read(self) -> tuple[Batch, Tensor, Tensor]:
-        """Give everybody's batch of the next step, its keys and its number."""
-        drawn = (self.buffers[name] for name in ("k", "order", "rows", "keys"))
-        return self._batch(*self._pick(*drawn, self._labels))
-
-    def _batch(
-        self, rows: Tensor, keys: Tensor, number: Tensor, order: Tensor, mask: Tensor, labels: Any
-    ) -> tuple[Batch, Tensor, Tensor]:
-        y = labels[0] if labels else look_up(self.data.y, rows)
-        return Batch(look_up(self.data.x, rows), y, mask, order), keys, number
-
-    @property
-    def _labels(self) -> tuple[Tensor, ...]:
-        """Give what is looked up in the same kernel; what is larger is not copied to be traced."""
-        return (self.data.y,) if self.data.y.dim() == 1 else ()
-
     def _seat(self, g: int) -> Seat:
         broadcast, clients, carry = (
             self.buffers[f"{name} {g}"] for name in ("broadcast", "clients", "carry")
@@ -524,28 +500,3 @@ class DeviceRound:
             everyone = self.buffers[f"everyone {g} {h}"]
             after = servers.round(before, total, rows, who, people, everyone)
             self.buffers.hold(f"after {g} {h}", after)
-
-
-def _picked(
-    k: Tensor, order: Tensor, rows: Tensor, keys: Tensor, y: tuple[Tensor, ...] = ()
-) -> tuple[Any, ...]:
-    """Give rows, keys, number, order, mask and values y of the batch of step k; k goes on."""
-    at, number = k.long().reshape(1), k.repeat(len(keys))
-    order, rows, keys = (v.index_select(2, at)[:, :, 0] for v in (order, rows, keys))
-    k.add_(1)
-    return rows, keys, number, order, order >= 0, tuple(look_up(v, rows) for v in y)
-
-
-def _of_steps(
-    numbers: Tensor, order: Tensor, rows: Tensor, keys: Tensor, y: tuple[Tensor, ...]
-) -> tuple[Any, ...]:
-    """Give the same of all steps, which come first: [K, S, C, ...]."""
-    order, rows, keys = (v.movedim(2, 0) for v in (order, rows, keys))
-    number = numbers[:, None].expand(keys.shape[:2])
-    return rows, keys, number, order, order >= 0, tuple(look_up(v, rows) for v in y)
-
-
-def _laid_out(to: Tree, *drawn: Any) -> Tree:
-    for old, new in zip(leaves(to), leaves(_of_steps(*drawn)), strict=True):
-        old.copy_(new)
-    return EMPTY

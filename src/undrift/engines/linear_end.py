@@ -22,12 +22,13 @@ from undrift.core.algorithm import Broadcast, Client, Report, Row
 from undrift.core.histories import Histories
 from undrift.core.tree import Tree, leaves, rebuild, structure
 from undrift.core.views import Carry
+from undrift.engines.engine import by_client
 from undrift.engines.fused import Fused
 from undrift.engines.graphs import room_for
 from undrift.engines.group import Group, masked_sum
 from undrift.engines.linear_chain import LinearChain, Places, Short, Step, recorded
 from undrift.engines.linearity import SUMS, Made, alike, chooses, follow, is_zero, outputs
-from undrift.kernels.ending import Ending, Size, by_weight, combination
+from undrift.kernels.ending import Ending, Size, combination
 
 Needs = tuple[tuple[int, ...], ...]  # by value: which columns of a table it reads
 
@@ -213,7 +214,7 @@ class LinearEnd:
         made = []
         for place, value in zip(places, found, strict=True):
             if place < states:
-                value = torch.where(by_weight(accepted, value), value, before[place])
+                value = torch.where(by_client(accepted, value), value, before[place])
             elif place < states + reports:
                 value = _summed(value, accepted)
             made.append(value)

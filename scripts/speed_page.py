@@ -69,7 +69,7 @@ def older(found: dict[str, Any]) -> str:
     """Name the rows that another commit than the others' measured."""
     rows = [r for r in found["results"] if r.get("commit", found["commit"]) != found["commit"]]
     if not rows:
-        return f"\n{measured_at(found)[1:]}\n"
+        return f"\n{measured_at(found)[1:]}{disturbed(found)}\n"
     named = [f"{r['work']} with {NAMES[r['algorithm']]} ({r['commit'][:7]})" for r in rows]
     return f"\nMeasured at commit {found['commit'][:7]}, but earlier: {'; '.join(named)}.\n"
 
@@ -280,6 +280,17 @@ def side_by_side(found: dict[str, Any]) -> str:
 made, among them.{measured_at(found)}
 
 """
+
+
+def disturbed(found: dict[str, Any]) -> str:
+    """Say where the rates of the floors are from, and why, if they are from another run."""
+    known = found.get("ceilings_measured_at")
+    if known is None:
+        return ""
+    return (
+        f" Other work was still on the card when the rates behind the floors and the rows of\n"
+        f"pfl_cifar were measured: the rates are those of {known[:7]}, these rows may be too slow."
+    )
 
 
 def measured_at(found: dict[str, Any]) -> str:

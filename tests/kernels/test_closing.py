@@ -61,14 +61,18 @@ def test_more_sums_than_a_kernel_has(device):
     e = e._replace(sums=[*e.sums, e.sums[0].clone()], needs=(*NEEDS, (0, 2, 4)))
     e = e._replace(table=torch.cat([e.table, e.table[:1] + 1]))
     wanted, (g, x) = copied(e, torch.float64), operands(device, 6)
-    closing.add_up(p, g, x, e, 0.5)
-    wanted.add_up(0.5 * (g.double().transpose(1, 2) @ x.double()).unflatten(0, (2, 3)))
+    closing.close(p, g, x, e, 0.5)
+    wanted.close(0.5 * (g.double().transpose(1, 2) @ x.double()).unflatten(0, (2, 3)))
     assert distance(e.sums, wanted.sums) < 1e-5 and not torch.equal(e.sums[0], e.sums[2])
+    assert distance(e.states, wanted.states) < 1e-5
 
 
+@pytest.mark.parametrize("pieces", [1, 2])  # of each experiment's clients
 @pytest.mark.parametrize("again", [None, False, True])
-def test_every_value_is_written(again, device):
+def test_every_value_is_written(again, pieces, device, monkeypatch):
     e, p = an_ending(device), LinearProblem(6, ROWS, IN, OUT, "fp16")
+    tile = dict(BI=32, BO=32, BC=4 - pieces, num_warps=4, num_stages=2)
+    monkeypatch.setattr(closing, "configuration", lambda *_: tile)
     g, x = operands(device, 6)
     g[1] = torch.nan  # of the client that does not count
     e.own[0][0, 1], e.own[1][0, 1] = torch.inf, torch.nan
@@ -77,10 +81,9 @@ def test_every_value_is_written(again, device):
     before, wanted = copied(e, torch.float32), copied(e, torch.float64)
     moved = -0.5 * (g.double().transpose(1, 2) @ x.double()).unflatten(0, (2, 3))
     added, sums = closing.close(p, g, x, e, -0.5), wanted.close(moved)
-    closing.add_up(p, g, x, e, -0.5)
-    wanted.add_up(moved)
     assert distance([*e.states, *e.sums], [*wanted.states, *wanted.sums]) < 1e-5
-    left = all(torch.equal(a, b) for a, b in zip(e.states, before.states, strict=True))
+    pairs = zip([*e.states, *e.sums], [*before.states, *before.sums], strict=True)
+    left = all(torch.equal(a, b) for a, b in pairs)
     assert left == (again is False)
     assert torch.equal(e.states[1][0, 1], e.before[1][0, 1]) or again is False
     if again is None:
@@ -99,8 +102,6 @@ def test_one_tile_of_rows_and_nothing_of_clients(device):
     wanted, (g, x) = copied(e, torch.float64), (v[:, :20] for v in operands(device, 6))
     moved = 2.0 * (g.double().transpose(1, 2) @ x.double()).unflatten(0, (2, 3))
     added, sums = closing.close(p, g, x, e, 2.0), wanted.close(moved)
-    closing.add_up(p, g, x, e, 2.0)
-    wanted.add_up(moved)
     assert distance([added.sum(-1), *e.sums], [sums[..., 0], *wanted.sums]) < 1e-5
 
 
@@ -114,24 +115,21 @@ def test_what_the_kernels_take():
         assert not closing.takes(p, size._replace(**{name: most + 1}))
 
 
-@pytest.mark.parametrize("which", ["close", "sums", "one sum"])
-def test_the_trials_can_fail(which, device):
-    p, tile = LinearProblem(3, 20, 40, 36, "fp16"), dict(BI=32, BO=32, num_warps=4, num_stages=2)
-    tile |= {"BC": 2} if which == "close" else {}
+@pytest.mark.parametrize("at", [0, 2])
+def test_the_trial_can_fail(at, device):
+    p = LinearProblem(3, 20, 40, 36, "fp16")
+    tile = dict(BI=32, BO=32, BC=2, num_warps=4, num_stages=2)
     like = an_ending(device)
-    if which == "close":
-        trial = closing._closing_trial(p, device, like)
-    else:
-        more = [*like.sums, like.sums[0]] if which == "one sum" else like.sums
-        needs = [*like.needs, (0, 2, 4)] if which == "one sum" else like.needs
+    if at:  # one sum more
         table = torch.cat([like.table, like.table[:1]])
-        like = like._replace(sums=more, needs=tuple(needs), table=table)
-        trial = closing._adding_trial(p, device, like, 2 if which == "one sum" else 0)
+        more, needs = [*like.sums, like.sums[0]], (*like.needs, (0, 2, 4))
+        like = like._replace(sums=more, needs=needs, table=table, states=[], squares=())
+    trial = closing._trial(p, device, like, at)
     for output in trial.outputs:
         output.fill_(torch.nan)
     for launch in trial.launches(tile):
         launch.run()
-    assert trial.error() < 4e-3 and len(trial.outputs) == 2 - (which == "one sum")
+    assert trial.error() < 4e-3 and len(trial.outputs) == (1 if at else 4)
     for output in trial.outputs:
         held = output[..., 3].clone()
         output[..., 3] += 1

@@ -375,21 +375,12 @@ class LayerEnd(NamedTuple):
     problem: Any  # for the kernels, where they run
 
     def close(self, ending: Ending) -> Tensor:
-        """Write clients' states; gives sums by client and tile."""
+        """Write clients' states and sums over them; gives sums over each one's weights."""
         if self.problem is None:
             return self._of(ending).close(self._moved(ending))
         from undrift.kernels import closing as kernels
 
         return kernels.close(self.problem, self.g, self.x, self._of(ending), self.layer._unit)
-
-    def add_up(self, ending: Ending) -> None:
-        """Write the sums over clients."""
-        if self.problem is None:
-            self._of(ending).add_up(self._moved(ending))
-            return
-        from undrift.kernels import closing as kernels
-
-        kernels.add_up(self.problem, self.g, self.x, self._of(ending), self.layer._unit)
 
     def _of(self, ending: Ending) -> Ending:
         return ending.of(self.layer._of)

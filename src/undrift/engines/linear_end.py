@@ -147,9 +147,7 @@ class LinearEnd:
         small, accepted, again = self._close(given, plain, added, columns, kept, ending.taken)
         found = ending._replace(taken=accepted, again=again)
         for layer in layers:
-            layer.add_up(found)
-            if states:
-                layer.close(found)  # seldom: if somebody's numbers are not finite
+            layer.close(found)  # seldom: if somebody's numbers are not finite
         return self._put_together(small, [*states, *sums])
 
     def _numbered(self, given: Sequence[Tensor], terms: Tensor | None) -> tuple[Tensor, ...]:
@@ -166,8 +164,8 @@ class LinearEnd:
             columns[column] = columns[column] + part
         table = torch.stack(columns, -1)
         # the received model most often has none: it is in the weights, and is taken off
-        closing = table[: len(table) - self.size.sums, ..., 1 : 1 + len(self._shared)]
-        return table, plain, (closing != 0).flatten(0, 2).any(0)
+        of_shared = table[..., 1 : 1 + len(self._shared)]
+        return table, plain, (of_shared != 0).flatten(0, 2).any(0)
 
     def _whole(self, value: Tensor) -> Tensor:
         """Give a combination both axes: what is recorded of one experiment may lack the first."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,8 @@ from undrift.kernels.tuner import Configuration, Launch, Trial, as_tuned, config
 if interpreted():
     mend()
 
-MOST = 2  # vectors of each client, and states
+MOST = 2  # vectors of each client, states, and sums of one launch
+ALL = 2**15  # clients of a program: however many there are
 MOST_SHARED = 3
 # Weights are made twice, from as many rows.  On an H200 that took 118 us instead of the 387 of
 # writing and reading 80 million weights with 50 rows, but 618 instead of 620 with 500, and all
@@ -36,75 +36,76 @@ def takes(p: LinearProblem, size: Size) -> bool:
 
 
 def close(p: LinearProblem, g: Tensor, x: Tensor, e: Ending, scale: float) -> Tensor:
-    """Write states where weights have moved by scale * g^T x; gives [summed, E, C, tiles].
+    """Write states and sums where weights have moved by scale * g^T x.
 
-    g [E * C, R, out] and x [E * C, R, in] have two bytes a number.
+    Gives what is added up over each client's weights, [summed, E, C, parts].  g [E * C, R, out] and
+    x [E * C, R, in] have two bytes a number.
     """
     with on_device(g):
-        q = as_tuned(p)
-        counts = (e.shared.shape[1], len(e.own), len(e.squares), len(e.states))
-        name = f"the end of clients {' '.join(map(str, counts))}"
-        config = configuration(
-            name, q, g.device, _closing_candidates(), lambda: _closing_trial(q, g.device, e)
-        )
-        launch, parts = _closing(p, config, g, x, e, scale)
+        added = _close(p, g, x, e, scale, 0)
+        for at in range(MOST, len(e.sums), MOST):
+            _close(p, g, x, e._replace(squares=(), states=[], before=[]), scale, at)
+        return added
+
+
+def _close(p: LinearProblem, g: Tensor, x: Tensor, e: Ending, scale: float, at: int) -> Tensor:
+    """Do so with two of the sums, from number `at` on."""
+    q = as_tuned(p)
+    counts = (e.shared.shape[1], len(e.own), len(e.squares), len(e.states), len(_sums(e, at)))
+    name = f"the end of clients {' '.join(map(str, counts))}"
+    config = configuration(name, q, g.device, _candidates(), lambda: _trial(q, g.device, e, at))
+    launches, added = _launches(p, config, g, x, e, scale, at)
+    for launch in launches:
         launch.run()
-        return parts
+    return added
 
 
-def add_up(p: LinearProblem, g: Tensor, x: Tensor, e: Ending, scale: float) -> None:
-    """Write the sums over clients, likewise, two at a time."""
-    with on_device(g):
-        q = as_tuned(p)
-        for at in range(0, len(e.sums), MOST):
-            own = {t for needs in _needs(e, at) for t in needs if t > e.shared.shape[1]}
-            name = f"sums of clients {e.shared.shape[1]} {len(own)} {len(_needs(e, at))}"
-            trial = partial(_adding_trial, q, g.device, e, at)
-            config = configuration(name, q, g.device, _adding_candidates(), trial)
-            _adding(p, config, g, x, e, scale, at).run()
-
-
-def _closing(
-    p: LinearProblem, config: Configuration, g: Tensor, x: Tensor, e: Ending, scale: float
-) -> tuple[Launch, Tensor]:
-    pieces = e.taken.shape[0] * -(-e.taken.shape[1] // config["BC"])
-    grid = (-(-p.inputs // config["BI"]), pieces, -(-p.outputs // config["BO"]))
-    summed = len(e.squares)
-    parts = torch.empty((summed, *e.taken.shape, grid[0] * grid[2]), device=g.device)
+def _launches(
+    p: LinearProblem, config: Configuration, g: Tensor, x: Tensor, e: Ending, scale: float, at: int
+) -> tuple[list[Launch], Tensor]:
+    experiments, each = e.taken.shape
+    pieces = -(-each // config["BC"])
+    grid = (-(-p.inputs // config["BI"]), experiments * pieces, -(-p.outputs // config["BO"]))
+    rows = grid[0] * grid[2] * config["BO"]
+    added = torch.empty((len(e.squares), *e.taken.shape, rows), device=g.device)
     own, states, before = ([v.flatten(0, 1) for v in w] for w in (e.own, e.states, e.before))
     vectors = [v for w in (own, states, before) for v in _two(w, g)]
-    again = g if e.again is None else e.again
-    values = summed + len(states)
+    wanted = totals = _sums(e, at)
+    piece = 0
+    if pieces > 1:
+        room = (len(wanted), experiments, pieces, p.outputs, p.inputs)
+        totals = list(torch.empty(room, dtype=torch.float64, device=g.device))
+        piece = p.outputs * p.inputs
+    both, again = _two(totals, g), g if e.again is None else e.again
     arguments = (
         g, x, e.shared, e.used, *vectors[:2], e.table.contiguous(), e.taken.contiguous(),
-        *vectors[2:], parts, again, scale, p.rows, e.taken.shape[1], g.stride(0), x.stride(0),
-        *e.shared.stride()[:2], *(v.stride(0) for v in vectors),
+        *vectors[2:], *both, added, again, scale, p.rows, each, g.stride(0), x.stride(0),
+        *e.shared.stride()[:2], *(v.stride(0) for v in (*vectors, *both)), piece,
     )  # fmt: skip
+    values = len(e.squares) + len(states)
+    first = len(e.needs) - len(e.sums) + at
+    needs = (*e.needs[:values], *e.needs[first : first + len(wanted)])
     constants = dict(
-        _constants(p, e, config), SUMMED=summed, STATES=len(states), AGAIN=e.again is not None,
-        NEEDS=sum(_mask(needs) << (8 * j) for j, needs in enumerate(e.needs[:values])),
+        _constants(p, e, config), SUMMED=len(e.squares), STATES=len(states), SUMS=len(wanted),
+        FIRST=first, AGAIN=e.again is not None,
+        NEEDS=sum(_mask(one) << (8 * j) for j, one in enumerate(needs)),
         SQUARES=sum(1 << j for j, square in enumerate(e.squares) if square),
     )  # fmt: skip
-    return Launch(programs.close_clients, grid, arguments, constants), parts
+    made = [Launch(programs.close_clients, grid, arguments, constants)]
+    if pieces > 1:
+        made += [_adding(a, b, e.again) for a, b in zip(totals, wanted, strict=True)]
+    return made, added
 
 
-def _adding(
-    p: LinearProblem, config: Configuration, g: Tensor, x: Tensor, e: Ending, scale: float, at: int
-) -> Launch:
-    grid = (-(-p.inputs // config["BI"]), -(-p.outputs // config["BO"]), len(e.taken))
-    own, needs = _two([v.flatten(0, 1) for v in e.own], g), _needs(e, at)
-    totals = _two(e.sums[at : at + len(needs)], g)
-    first = len(e.needs) - len(e.sums) + at
+def _adding(parts: Tensor, total: Tensor, again: Tensor | None) -> Launch:
+    """Add up the pieces of a sum, parts [E, pieces, out, in]."""
+    size, block = parts[0, 0].numel(), 1024
     arguments = (
-        g, x, e.shared, *own, e.table[first : first + len(needs)].contiguous(),
-        e.taken.contiguous(), *totals, scale, p.rows, e.taken.shape[1], g.stride(0), x.stride(0),
-        *e.shared.stride()[:2], *(v.stride(0) for v in (*own, *totals)),
+        parts, total, parts if again is None else again, parts.shape[1], parts.stride(1),
+        parts.stride(0), total.stride(0),
     )  # fmt: skip
-    constants = dict(
-        _constants(p, e, config), SUMS=len(needs), BC=power(e.taken.shape[1]),
-        NEEDS=sum(_mask(one) << (8 * j) for j, one in enumerate(needs)),
-    )  # fmt: skip
-    return Launch(programs.add_clients, grid, arguments, constants)
+    constants = dict(SIZE=size, AGAIN=again is not None, BLOCK=block, num_warps=4)
+    return Launch(programs.add_pieces, (-(-size // block), len(parts)), arguments, constants)
 
 
 def _constants(p: LinearProblem, e: Ending, config: Configuration) -> dict[str, Any]:
@@ -115,10 +116,9 @@ def _constants(p: LinearProblem, e: Ending, config: Configuration) -> dict[str, 
     )  # fmt: skip
 
 
-def _needs(e: Ending, at: int) -> Sequence[Sequence[int]]:
-    """Tell which vectors a sum and the one behind it read."""
-    first = len(e.needs) - len(e.sums)
-    return e.needs[first:][at : at + MOST]
+def _sums(e: Ending, at: int) -> Sequence[Tensor]:
+    """Give a sum and the one behind it."""
+    return e.sums[at : at + MOST]
 
 
 def _mask(needs: Sequence[int]) -> int:
@@ -131,21 +131,14 @@ def _two(vectors: Sequence[Tensor], none: Tensor) -> list[Tensor]:
 
 
 # ---------------------------------------------------------------------------------------- trials
-def _closing_candidates() -> list[Configuration]:
+def _candidates() -> list[Configuration]:
     # (inputs and outputs of a tile, clients of a program, warps, stages)
-    tiles = [(64, 64, 10, 4, 3), (64, 64, 5, 4, 3), (32, 64, 10, 4, 2), (64, 64, 2, 4, 2)]
-    tiles += [(128, 64, 10, 8, 2), (32, 64, 25, 4, 2)]
+    tiles = [(64, 64, ALL, 4, 3), (64, 64, ALL, 4, 2), (32, 64, ALL, 4, 3), (64, 32, ALL, 4, 3)]
+    tiles += [(64, 64, ALL, 8, 3), (128, 64, ALL, 8, 2), (64, 64, 25, 4, 3), (64, 64, 10, 4, 3)]
+    tiles += [(128, 64, 25, 8, 2), (128, 64, 10, 8, 3), (128, 128, 25, 8, 2), (32, 64, 25, 4, 2)]
     if interpreted():
-        tiles = [(32, 32, 2, 4, 2)]
+        tiles = [(32, 32, 2, 4, 2), (32, 32, ALL, 4, 2)]
     return [dict(BI=i, BO=o, BC=c, num_warps=w, num_stages=s) for i, o, c, w, s in tiles]
-
-
-def _adding_candidates() -> list[Configuration]:
-    # (inputs and outputs of a tile, warps, stages)
-    tiles = [(64, 64, 4, 3), (32, 64, 4, 3), (64, 32, 4, 3), (64, 64, 8, 3), (64, 64, 4, 4)]
-    if interpreted():
-        tiles = [(32, 32, 4, 2)]
-    return [dict(BI=bi, BO=bo, num_warps=w, num_stages=s) for bi, bo, w, s in tiles]
 
 
 def _random(p: LinearProblem, device: torch.device, like: Ending) -> tuple[Tensor, Tensor, Ending]:
@@ -185,46 +178,36 @@ def _one(g: Tensor, x: Tensor, e: Ending, c: int) -> tuple[Ending, Tensor]:
     ), moved  # fmt: skip
 
 
-def _closing_trial(p: LinearProblem, device: torch.device, like: Ending) -> Trial:
+def _trial(p: LinearProblem, device: torch.device, like: Ending, at: int) -> Trial:
     g, x, e = _random(p, device, like)
-    by_weight: list[Tensor] = []  # of the last launch
+    last, sums, wanted = list[Tensor](), _sums(e, at), list[Tensor]()
 
     def launches(config: Configuration) -> list[Launch]:
-        launch, parts = _closing(p, config, g, x, e, 0.5)
-        by_weight[:] = [parts.fill_(torch.nan)]
-        return [launch]
+        made, added = _launches(p, config, g, x, e, 0.5, at)
+        last[:] = [added.fill_(torch.nan)]
+        return made
+
+    def totals() -> list[Tensor]:
+        if not wanted:
+            wanted.extend(torch.zeros_like(v) for v in sums)
+            for c in range(p.clients):
+                one, moved = _one(g, x, e._replace(states=[], before=[], squares=()), c)
+                one.close(moved)
+                for total, value in zip(wanted, one.sums[at:], strict=False):
+                    total += value
+        return wanted
 
     def error() -> float:
-        if not all(bool(v.sum().isfinite()) for v in (*e.states, *by_weight)):
+        if not all(bool(v.sum().isfinite()) for v in (*e.states, *last, *sums)):
             return float("inf")
-        worst = []
+        worst = list(map(relative, sums, totals()))
         for c in some_of(p.clients):
             one, moved = _one(g, x, e, c)
             added = one.close(moved)[:, 0, 0, 0]
             pairs = zip(e.states, one.states, strict=True)
             worst += [relative(found[:, c], wanted[:, 0]) for found, wanted in pairs]
-            away = (by_weight[0][:, 0, c].sum(-1) - added).abs() / (1 + added.abs())
+            away = (last[0][:, 0, c].sum(-1) - added).abs() / (1 + added.abs())
             worst += away.tolist()
         return max(worst)
 
-    return Trial(_closing_candidates(), launches, e.states, error, p.precision)
-
-
-def _adding_trial(p: LinearProblem, device: torch.device, like: Ending, at: int) -> Trial:
-    g, x, e = _random(p, device, like._replace(states=[]))
-    outputs, wanted = e.sums[at : at + MOST], list[Tensor]()
-
-    def error() -> float:
-        if not wanted:
-            wanted.extend(torch.zeros_like(v) for v in outputs)
-            for c in range(p.clients):
-                one, moved = _one(g, x, e, c)
-                one.add_up(moved)
-                for total, value in zip(wanted, one.sums[at:], strict=False):
-                    total += value
-        return max(map(relative, outputs, wanted))
-
-    return Trial(
-        _adding_candidates(), lambda config: [_adding(p, config, g, x, e, 0.5, at)], outputs, error,
-        p.precision,
-    )  # fmt: skip
+    return Trial(_candidates(), launches, [*e.states, *sums], error, p.precision)

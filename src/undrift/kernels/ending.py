@@ -9,9 +9,9 @@ weight, wherever rules are linear there, too:
 with V_t what all clients share (the received model, SCAFFOLD's c) or each has (c_i).  So the
 weights that clients ended with are never written: they are made again wherever they are read.
 
-The first values are added up over each client's weights, those behind are its next states: `close`
-gives both.  Then it is known whose numbers are finite, and the last values are added up over these
-clients.
+The first values are added up over each client's weights, those behind are its next states, the last
+are added up over clients.  `close` gives all of it.  Then it is known whose numbers are finite; if
+anybody's are not, states and sums are written once more, without them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Ending(NamedTuple):
     states: Sequence[Tensor]  # [E, C, P] each, to be written
     before: Sequence[Tensor]  # the same, of those who do not count
     sums: Sequence[Tensor]  # [E, P] each, float64, to be written
-    again: Tensor | None = None  # a flag: states are written only if it is set
+    again: Tensor | None = None  # a flag: states and sums are written only if it is set
 
     def of(self, view: Callable[[Tensor], Tensor]) -> Ending:
         """Look at one layer of every vector."""
@@ -60,29 +60,29 @@ class Ending(NamedTuple):
         return self._replace(shared=shared, own=own, states=states, before=before, sums=sums)
 
     def close(self, moved: Tensor) -> Tensor:
-        """Write states where weights have `moved` [E, C, out, in]; gives sums [summed, E, C, 1].
+        """Write states and sums where weights have `moved` [E, C, out, in].
 
-        The kernel's own work, operation by operation; so is `add_up`.
+        Gives what is added up over clients' weights, [summed, E, C, 1].  The kernel's own work,
+        operation by operation.
         """
-        count, at = by_weight(self.taken, moved), len(self.squares)
-        values = self._values(moved, slice(0, at + len(self.states)))
-        for state, held, value in zip(self.states, self.before, values[at:], strict=True):
-            kept = torch.where(count, value, held)
-            state.copy_(kept if self.again is None else torch.where(self.again, kept, state))
+        count, first = by_weight(self.taken, moved), len(self.squares)
+        values = self._values(moved)
+        states, last = values[first : first + len(self.states)], len(values) - len(self.sums)
+        for state, held, value in zip(self.states, self.before, states, strict=True):
+            self._write(state, torch.where(count, value, held))
+        for total, value in zip(self.sums, values[last:], strict=True):
+            self._write(total, torch.where(count, value, 0).sum(1, dtype=torch.float64))
         pairs = zip(values, self.squares, strict=False)
         each = [torch.where(count, v * v if square else v, 0) for v, square in pairs]
-        return torch.stack([v.sum((2, 3)) for v in each])[..., None]
+        none = moved.new_empty((0, *self.taken.shape))
+        return (torch.stack([v.sum((2, 3)) for v in each]) if each else none)[..., None]
 
-    def add_up(self, moved: Tensor) -> None:
-        """Write the sums over clients."""
-        count = by_weight(self.taken, moved)
-        values = self._values(moved, slice(len(self.needs) - len(self.sums), None))
-        for total, value in zip(self.sums, values, strict=True):
-            total.copy_(torch.where(count, value, 0).sum(1, dtype=torch.float64))
+    def _write(self, to: Tensor, value: Tensor) -> None:
+        to.copy_(value if self.again is None else torch.where(self.again, value, to))
 
-    def _values(self, moved: Tensor, some: slice) -> list[Tensor]:
+    def _values(self, moved: Tensor) -> list[Tensor]:
         read = [moved, *(v[:, None] for v in self.shared.unbind(1)), *self.own]
-        pairs = zip(self.table[some], self.needs[some], strict=True)
+        pairs = zip(self.table, self.needs, strict=True)
         return [combination(row, needs, read) for row, needs in pairs]
 
 

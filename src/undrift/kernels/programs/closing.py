@@ -34,24 +34,28 @@ def add_rows(g, x, total, begin, ROWS, o, i, IN: tl.constexpr, OUT: tl.constexpr
 
 @triton.jit(do_not_specialize=["ROWS", "EACH"])
 def close_clients(
-    g, x, shared, used, own, own_more, table, taken, state, state_more, before, before_more, parts,
-    again, scale, ROWS, EACH, g_client, x_client, shared_one, shared_next, own_client,
-    own_more_client, state_client, state_more_client, before_client, before_more_client,
+    g, x, shared, used, own, own_more, table, taken, state, state_more, before, before_more, total,
+    total_more, parts, again, scale, ROWS, EACH, g_client, x_client, shared_one, shared_next,
+    own_client, own_more_client, state_client, state_more_client, before_client,
+    before_more_client, total_one, total_more_one, total_piece,
     IN: tl.constexpr, OUT: tl.constexpr, SHARED: tl.constexpr, OWN: tl.constexpr,
-    SUMMED: tl.constexpr, STATES: tl.constexpr, NEEDS: tl.constexpr, SQUARES: tl.constexpr,
-    AGAIN: tl.constexpr, ONE: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr, BI: tl.constexpr,
-    BO: tl.constexpr,
+    SUMMED: tl.constexpr, STATES: tl.constexpr, SUMS: tl.constexpr, FIRST: tl.constexpr,
+    NEEDS: tl.constexpr, SQUARES: tl.constexpr, AGAIN: tl.constexpr, ONE: tl.constexpr,
+    BC: tl.constexpr, BS: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """Write the states of BC clients, and the sums over a tile of their weights.
+    """Write the states of BC clients, the sums over a tile of their weights, and over clients.
 
-    These are parts[j, client, tile].  The mask of value j is NEEDS >> 8 j; of what is shared,
-    only what is `used` at all is loaded.  AGAIN: states alone, and only if the flag is set.
+    The former sums are parts[j, client, tile * BO + o], the latter of this piece of the clients.
+    The mask of value j is NEEDS >> 8 j, first what is summed, then states, then the sums, whose
+    numbers begin at row FIRST of the table.  Of what is shared, only what is `used` at all is
+    loaded.  AGAIN: states and sums over clients alone, and only if the flag is set.
     """
     if AGAIN:  # noqa: SIM102 (the compiler knows one of the two)
         if tl.load(again) == 0:
             return
     pieces = tl.cdiv(EACH, BC)
     experiment = (tl.program_id(1) // pieces).to(tl.int64)
+    piece = (tl.program_id(1) % pieces).to(tl.int64)
     first = tl.program_id(1) % pieces * BC
     clients = (tl.num_programs(1) // pieces) * EACH
     tile = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
@@ -70,6 +74,7 @@ def close_clients(
         there = real & (tl.load(used + 2) != 0)
         base_2 = tl.load(vectors + 2 * shared_next.to(tl.int64), mask=there, other=0.0)
     WIDTH: tl.constexpr = 1 + SHARED + OWN
+    VALUES: tl.constexpr = SUMMED + STATES + SUMS
     last = tl.minimum(first + BC, EACH)
     # a client's own vectors are loaded while the one before it is closed
     if OWN > 0:
@@ -79,6 +84,8 @@ def close_clients(
     if OWN > 1:
         from_more = own_more + (experiment * EACH + first) * own_more_client
         next_more = tl.load(from_more + at, mask=real, other=0.0)
+    made = tl.zeros((BO, BI), tl.float64)
+    made_more = tl.zeros((BO, BI), tl.float64)
     for c in range(first, last):
         client = experiment * EACH + c
         there = real & (c + 1 < last)
@@ -86,9 +93,10 @@ def close_clients(
         # (Tuples grow by + alone here.)
         take = tl.load(taken + client) != 0
         n = ()
-        for j in tl.static_range(SUMMED + STATES):
+        for j in tl.static_range(VALUES):
+            row = j if j < SUMMED + STATES else FIRST + j - SUMMED - STATES
             for t in tl.static_range(WIDTH):
-                one = tl.load(table + (j * clients + client) * WIDTH + t)
+                one = tl.load(table + (row * clients + client) * WIDTH + t)
                 n = n + (one,)  # type: ignore[assignment] # noqa: RUF005
         if OWN > 0:
             mine = next_own
@@ -114,8 +122,7 @@ def close_clients(
         if OWN > 1:
             mine_1 = tl.where(loaded, mine_1, moved)
         here = real & take
-        sums = ()
-        for j in tl.static_range(SUMMED + STATES):
+        for j in tl.static_range(VALUES):
             value = tl.zeros((BO, BI), tl.float32)
             if (NEEDS >> (8 * j)) & 1:
                 value += moved * n[j * WIDTH]
@@ -133,10 +140,11 @@ def close_clients(
                 if not AGAIN:
                     if (SQUARES >> j) & 1:
                         value = value * value
-                    kept = tl.where(here, value, 0.0)
-                    added = tl.sum(tl.reshape(kept, (BO * BI,), can_reorder=True), 0)
-                    sums = sums + (added,)  # type: ignore[assignment] # noqa: RUF005
-            else:
+                    # row by row: warps need not wait for each other
+                    added = tl.sum(tl.where(here, value, 0.0), 1)
+                    to = parts + ((j * clients + client) * tiles + tile) * BO
+                    tl.store(to + tl.arange(0, BO), added)
+            elif j < SUMMED + STATES:
                 if j == SUMMED:
                     old, new = before + client * before_client, state + client * state_client
                 else:
@@ -145,85 +153,33 @@ def close_clients(
                 tl.store(new + at, value, mask=here)
                 if take == 0:
                     tl.store(new + at, tl.load(old + at, mask=real, other=0.0), mask=real)
-        if not AGAIN:
-            for j in tl.static_range(SUMMED):
-                tl.store(parts + (j * clients + client) * tiles + tile, sums[j])
-
-
-@triton.jit(do_not_specialize=["ROWS", "EACH"])
-def add_clients(
-    g, x, shared, own, own_more, table, taken, total, total_more, scale, ROWS, EACH, g_client,
-    x_client, shared_one, shared_next, own_client, own_more_client, total_one, total_more_one,
-    IN: tl.constexpr, OUT: tl.constexpr, SHARED: tl.constexpr, OWN: tl.constexpr,
-    SUMS: tl.constexpr, NEEDS: tl.constexpr, ONE: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr,
-    BI: tl.constexpr, BO: tl.constexpr,
-):  # fmt: skip
-    """Add up one or two values of all clients of an experiment, in their order.
-
-    The mask of the second is NEEDS >> 8, its numbers are behind those of the first in the table.
-    """
-    WIDTH: tl.constexpr = 1 + SHARED + OWN
-    ANY: tl.constexpr = NEEDS | (NEEDS >> 8)
-    FIRST: tl.constexpr = (OWN > 0) and ((ANY >> (1 + SHARED)) & 1)
-    SECOND: tl.constexpr = (OWN > 1) and ((ANY >> (2 + SHARED)) & 1)
-    experiment = tl.program_id(2).to(tl.int64)
-    clients = tl.num_programs(2) * EACH
-    i = tl.program_id(0) * BI + tl.arange(0, BI)
-    o = tl.program_id(1) * BO + tl.arange(0, BO)
-    at = o[:, None] * IN + i[None, :]
-    real = (o < OUT)[:, None] & (i < IN)[None, :]
-    first = experiment * EACH
-    made = tl.zeros((BO, BI), tl.float64)
-    made_more = tl.zeros((BO, BI), tl.float64)
-    # a client's own vectors are loaded while the one before it is added
-    if FIRST:
-        next_own = tl.load(own + first * own_client + at, mask=real, other=0.0)
-    if SECOND:
-        next_more = tl.load(own_more + first * own_more_client + at, mask=real, other=0.0)
-    for c in range(EACH):
-        client = first + c
-        take = tl.load(taken + client) != 0
-        there = real & (c + 1 < EACH)
-        moved = tl.zeros((BO, BI), tl.float32)
-        if ANY & 1:
-            slopes, inputs = g + client * g_client, x + client * x_client
-            moved = moved_by(slopes, inputs, ROWS, o, i, IN, OUT, ONE, BS, BI, BO) * scale
-        loaded = scale == scale  # see above
-        if FIRST:
-            mine = tl.where(loaded, next_own, moved)
-            next_own = tl.load(own + (client + 1) * own_client + at, mask=there, other=0.0)
-        if SECOND:
-            mine_1 = tl.where(loaded, next_more, moved)
-            from_more = own_more + (client + 1) * own_more_client
-            next_more = tl.load(from_more + at, mask=there, other=0.0)
-        for j in tl.static_range(SUMS):
-            row = table + (j * clients + client) * WIDTH
-            value = tl.zeros((BO, BI), tl.float32)
-            if (NEEDS >> (8 * j)) & 1:
-                value += moved * tl.load(row)
-            if FIRST and (NEEDS >> (8 * j + 1 + SHARED)) & 1:
-                value += mine * tl.load(row + 1 + SHARED)
-            if SECOND and (NEEDS >> (8 * j + 2 + SHARED)) & 1:
-                value += mine_1 * tl.load(row + 2 + SHARED)
-            added = tl.where(take, value, 0.0).to(tl.float64)
-            if j == 0:
-                made += added
+            elif j == SUMMED + STATES:
+                made += tl.where(take, value, 0.0).to(tl.float64)
             else:
-                made_more += added
-    c = tl.arange(0, BC)
-    some = c < EACH
-    some = some & (tl.load(taken + first + c, mask=some, other=0) != 0)
-    for j in tl.static_range(SUMS):
-        for s in tl.static_range(SHARED):
-            if (NEEDS >> (8 * j + 1 + s)) & 1:
-                numbers = table + (j * clients + first + c) * WIDTH + 1 + s
-                weight = tl.sum(tl.load(numbers, mask=some, other=0.0).to(tl.float64), 0)
-                vector = shared + experiment * shared_one + s * shared_next.to(tl.int64)
-                held = tl.load(vector + at, mask=real, other=0.0).to(tl.float64)
-                if j == 0:
-                    made += held * weight
-                else:
-                    made_more += held * weight
-    tl.store(total + experiment * total_one + at, made, mask=real)
+                made_more += tl.where(take, value, 0.0).to(tl.float64)
+    if SUMS > 0:
+        to = total + experiment * total_one + piece * total_piece
+        tl.store(to + at, made, mask=real)
     if SUMS > 1:
-        tl.store(total_more + experiment * total_more_one + at, made_more, mask=real)
+        to = total_more + experiment * total_more_one + piece * total_piece
+        tl.store(to + at, made_more, mask=real)
+
+
+@triton.jit(do_not_specialize=["PIECES"])
+def add_pieces(
+    parts, total, again, PIECES, piece, parts_one, total_one,
+    SIZE: tl.constexpr, AGAIN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Add up the sums of all pieces of an experiment's clients, in their order."""
+    if AGAIN:  # noqa: SIM102
+        if tl.load(again) == 0:
+            return
+    experiment = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    real = at < SIZE
+    made = tl.zeros((BLOCK,), tl.float64)
+    source = parts + experiment * parts_one + at
+    for _ in range(PIECES):
+        made += tl.load(source, mask=real, other=0.0)
+        source += piece
+    tl.store(total + experiment * total_one + at, made, mask=real)

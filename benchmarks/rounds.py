@@ -9,7 +9,7 @@ Rounds are queued without waiting in between, as in `Trainer.run`, and timed by 
 profile is of one further round.  A sample's operations are those of its forward pass, its weight
 gradients and its input gradients but the first layer's (2 per multiplication and addition).
 Forward and backward alone are the same calls on one batch, recorded by themselves and replayed as
-often as a round has steps; under plain SGD layers take their step while going back, and do so here.
+often as a round has steps; where layers take their step while going back, they do so here.
 The floor of a round is the larger of its operations over the rate of a large matrix product, and of
 the bytes that weights and states must move over the rate of a large copy, both measured here.
 """
@@ -32,10 +32,13 @@ from torch import nn
 import undrift as fl
 from undrift import models
 from undrift.core.linear import Descent
+from undrift.core.round import Found
 from undrift.core.task import Batch
 from undrift.engines import reading
 from undrift.engines.examples import look_up
 from undrift.engines.graphs import Piece, graph_pool
+from undrift.engines.linear_chain import LinearChain, Step
+from undrift.engines.stepping import Seat, Stepping
 from undrift.experiment.environment import commit
 
 
@@ -203,10 +206,12 @@ def passes_time(trainer: fl.Trainer, steps: int, rounds: int) -> float | None:
     models, stepping = runner.buffers["models"], runner.stepping
     seats = [runner._seat(g) for g in range(len(runner.groups))]
 
+    known = stepping.chains.get(0)
+    descent = None if known is None else inside(known, seats[0], batch, keys, number, stepping)
+
     def pass_through() -> None:
-        if stepping.chain is not None:
-            remembering = Descent(0.0, 1.0, stepping.histories, steps=False)
-            stepping._found(*models, batch, keys, remembering)
+        if descent is not None:
+            stepping._found(*models, batch, keys, descent)
         elif stepping.in_place:
             stepping.take(runner.groups, seats, models, batch, keys, number)
         else:
@@ -221,6 +226,19 @@ def passes_time(trainer: fl.Trainer, steps: int, rounds: int) -> float | None:
     # where layers remember, a step reads what the steps before it have left
     pool = graph_pool(device)
     return replayed([Piece(partial(after, k), pool) for k in range(steps)], device, rounds)
+
+
+def inside(
+    chain: LinearChain, seat: Seat, batch: Batch, keys: Any, number: Any, stepping: Stepping
+) -> Descent:
+    """Let layers take a step of the chain while going back that leaves everything where it is."""
+    nothing = Found(seat.carry.w, {}, seat.carry.loss, {}, seat.carry.buffers)
+    way = chain.on_the_way_back(Step(*seat, batch, keys, number, nothing), 1.0)
+    carried, clients = len(way.carried), len(way.carried[0])
+    width = carried + 1 + len(way.shared) + len(way.own)
+    table = torch.eye(carried, width, device=keys.device)[:, None].repeat(1, clients, 1)
+    way.tell(table, torch.ones(clients, dtype=torch.bool, device=keys.device))
+    return Descent(histories=stepping.histories, steps=chain.fits, chain=way)
 
 
 def replayed(pieces: list[Piece], device: torch.device, rounds: int) -> float:

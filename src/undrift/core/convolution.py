@@ -18,7 +18,6 @@ from torch import Tensor
 from undrift.core.choosing import choose
 from undrift.core.cohort import joined, parted
 from undrift.core.conv_ways import TORCH_WAYS, ConvShape, finish, output_size, unfinish
-from undrift.core.linear import take_step
 from undrift.core.precision import check_precision, multiplying, operand_type
 from undrift.core.seam import WAYS, Seam, Way
 from undrift.errors import TaskError, unknown_name
@@ -186,14 +185,14 @@ def _descended(
     if problem is not None and w[0].is_contiguous():
         from undrift.kernels import convolution
 
-        rates, wide = (descent.lr, descent.keep), source.dtype == torch.float32
-        return convolution.descend(problem, g, x, w, bias, y, place, rates, by_input, wide)
+        step, wide = descent.step(bias is not None), source.dtype == torch.float32
+        return convolution.descend(problem, g, x, w, bias, y, place, step, by_input, wide)
     needs = (by_input, True, b is not None)
     found = list(_Gradient.forward(g, x, w, y, place, shape, how, source, needs))
     back = found.pop(0) if by_input else None
-    for held, gradient in zip((w, bias), found, strict=False):
+    for name, held, gradient in zip(("weight", "bias"), (w, bias), found, strict=False):
         if held is not None:
-            take_step(held, gradient, descent)
+            descent.move(name, held, gradient)
     return back
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from undrift.core.cohort import joined, parted
-from undrift.core.linear import take_step
 from undrift.core.precision import multiplying, operand_type
 from undrift.core.seam import Way
 from undrift.errors import TaskError
@@ -172,14 +171,14 @@ def _descended(
     if problem is not None:
         from undrift.kernels import linear
 
-        rates = (descent.lr, descent.keep)
-        return linear.descend(problem, g, x, w, bias, rates, by_input, x.dtype, how.rectify)
+        step = descent.step(bias is not None)
+        return linear.descend(problem, g, x, w, bias, step, by_input, x.dtype, how.rectify)
     needs = (by_input, True, b is not None)
     found = list(_gradients(g, x, w, how, (x.dtype, w.dtype, w.dtype), needs))
     back = found.pop(0) if by_input else None
-    for held, gradient in zip((w, bias), found, strict=False):
+    for name, held, gradient in zip(("weight", "bias"), (w, bias), found, strict=False):
         if held is not None:
-            take_step(held, gradient, descent)
+            descent.move(name, held, gradient)
     return back
 
 
@@ -205,7 +204,7 @@ def _remembered(ctx: Any, g: Tensor, by_input: bool) -> Tensor | None:
     """Hand a step to the layer's history and move the biases; give the gradient by x."""
     (x, before), how, (kind, wide, _) = ctx.saved_tensors, ctx.how, ctx.dtypes
     if ctx.bias is not None:
-        take_step(ctx.bias.data, g.sum(1, dtype=wide), how.descent)
+        how.descent.move("bias", ctx.bias.data, g.sum(1, dtype=wide))
     back = _history(how).backward(g, x, kind if by_input else None)
     return None if back is None else _unrectified(back, before, how)
 

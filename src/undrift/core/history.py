@@ -68,13 +68,16 @@ class Vectors(NamedTuple):
     own: int = 0  # of each client
     carried: int = 0  # that a step reads and moves: the model, momentum; 0: nobody counts them
     in_place: bool = True  # whether layers step on their way back where they do not remember
+    inside: bool = False  # whether they take the steps of the chain there
 
     @property
     def passes(self) -> int:
         """Count how often a step reads or writes a client's weights where they move."""
         # Layers that step: read going forward, read and written going back.  Else the gradient is
         # written and read, too; what is shared comes from the cache.
-        return 3 if self.in_place else 4 + 2 * self.carried + self.own
+        if self.in_place:
+            return 3
+        return (2 if self.inside else 4) + 2 * self.carried + self.own
 
 
 PLAIN = Vectors()

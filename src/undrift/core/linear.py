@@ -13,6 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from undrift import kernels
+from undrift.core.chain import Chain, parameter
+from undrift.kernels.settling import Step
+
 if TYPE_CHECKING:
     from undrift.core.histories import Histories
 
@@ -20,17 +24,41 @@ if TYPE_CHECKING:
 class Descent(NamedTuple):
     """Plain SGD, to be taken inside the backward pass: w <- keep * w - lr * gradient.
 
-    Or, not `steps`: layers with a history remember the step, and others give their gradients.
+    Or the step of a chain of rules.  Or, not `steps`: layers with a history remember the step, and
+    others give their gradients.
     """
 
-    lr: float | Tensor  # of everybody, or one value per client: 0 stands still
-    keep: float | Tensor  # 1 - lr * weight_decay
+    lr: float | Tensor = 0.0  # of everybody, or one value per client: 0 stands still
+    keep: float | Tensor = 1.0  # 1 - lr * weight_decay
     histories: Histories | None = None  # of layers of a seam whose weights move after all steps
     steps: bool = True
+    chain: Chain | None = None
+    layer: str = ""  # whose step it is, where a chain has to know
+
+    def step(self, bias: bool) -> Step:
+        """Give the step of a layer, with or without a bias, as kernels take it."""
+        if self.chain is None:
+            return self.lr, self.keep
+        return self.chain.step(self._name("weight"), self._name("bias") if bias else None)
+
+    def move(self, name: str, held: Tensor, gradient: Tensor) -> None:
+        """Move the layer's weight or bias, which is `held` [C, ...], by its gradient."""
+        if self.chain is None:
+            take_step(held, gradient, self)
+        else:
+            self.chain.take(self._name(name), gradient)
+
+    def _name(self, name: str) -> str:
+        return parameter(self.layer, name)
 
 
 def take_step(w: Tensor, g: Tensor | None, how: Descent) -> None:
-    """Move w [C, ...] in place; without a gradient it decays all the same."""
+    """Move w [C, ...] by plain SGD, in place; without a gradient it decays all the same."""
+    if g is not None and w.dtype == torch.float32 and w.is_cuda and kernels.available(w.device):
+        from undrift.kernels.settling import take
+
+        take((how.lr, how.keep), w.view(len(w), -1), g.flatten(1))
+        return
     if isinstance(how.keep, Tensor):
         w.mul_(_like(how.keep, w))
     elif how.keep != 1:

@@ -31,6 +31,7 @@ from undrift.core.task import Batch, Task
 from undrift.core.tree import EMPTY, Tree, leaves, structure, tree_map
 from undrift.core.views import Carry, key_of
 from undrift.data.work import Work
+from undrift.engines.branches import side_by_side
 from undrift.engines.engine import Engine, Outcome, Trained
 from undrift.engines.examples import Examples
 from undrift.engines.fused import Fused
@@ -40,6 +41,7 @@ from undrift.engines.graphs import (
     aligned,
     copied,
     graph_pool,
+    own,
     spread_into,
 )
 from undrift.engines.group import Group, Servers, client_structure, split
@@ -54,6 +56,7 @@ from undrift.engines.stepping import Seat, Stepping
 from undrift.engines.turns import Crew, Done, Shape, Turn, grouped
 
 MOST_STEPS = 16  # that are recorded as one
+STEPS_INSIDE = {"cuda"}  # where layers take the steps of any linear chain while going back
 
 
 class DeviceRound:
@@ -79,8 +82,10 @@ class DeviceRound:
                 for crew in grouped(order, lambda i: client_structure(algos[i]))
             )
         ]
+        alone = len(self.crews) == len(self.crews[0].inside) == 1  # a compiler takes seconds each
         for crew in self.crews:
-            crew.servers += [Servers([algos[i] for i in p], self.device) for p in crew.inside]
+            some = [[algos[i] for i in p] for p in crew.inside]
+            crew.servers += [Servers(those, self.device, fused=alone) for those in some]
         self.groups = [crew.group for crew in self.crews]
         self.plan = plan
         compiled = self.device.type == "cuda"
@@ -91,7 +96,7 @@ class DeviceRound:
         # a tensor, not arange: the compiler takes products of an index for 32 bits wide
         self._count = torch.arange(max(room.steps, room.batch, room.width), device=self.device)
         self.buffers = Buffers()
-        self.loading = Loading(self.crews, shape, self.buffers, self.device, self._aligns)
+        self.loading = Loading(self.crews, shape, self.buffers, self.device, self._room)
         self.data = Examples([engines[i] for i in self.loading.places])
         self.looks = Looks(self.task, self.data, self.buffers, shape.examples)
         for g, crew in enumerate(self.crews):
@@ -111,7 +116,8 @@ class DeviceRound:
         self._undecided = self.histories is not None or (in_place and self._may_be_linear())
         self.pool = graph_pool(self.device)
         self._pieces: dict[Any, Piece] = {}
-        self._shown: dict[tuple[int, int, int], Outcome] = {}
+        self._held: dict[Any, dict[str, Tree]] = {}  # by piece
+        self._shown: dict[tuple[int, int, int], tuple[Any, Outcome]] = {}  # of which result
 
     def _make_lanes(self, engines: Sequence[Engine]) -> Lanes | None:
         """Use lanes where clients' steps differ so much that padding them would take longer."""
@@ -141,61 +147,92 @@ class DeviceRound:
 
     def _may_be_linear(self) -> bool:
         """Whether it is worth a look: finding out takes a second."""
+        if not is_sequence(self.task.module) or self.task.seam is None:
+            return False
         alone = self.lanes is None and len(self.groups) == 1
-        return (
-            alone
-            and is_sequence(self.task.module)
-            and Histories.could_pay(self.task, self._extent())
-        )
+        return self._may_step_inside or (alone and Histories.could_pay(self.task, self._extent()))
 
-    def _aligns(self, states: Tree) -> bool:
-        """Whether clients' vectors are to begin where kernels load best: if layers remember.
+    @property
+    def _may_step_inside(self) -> bool:
+        """Whether layers could take the steps of rules while going back."""
+        return self.device.type in STEPS_INSIDE and not self.stepping.in_place
 
-        It is not known yet, but almost.  Elsewhere the compiler loads best what has no gaps.
+    def _room(self, tree: Tree) -> Tree:
+        """Copy clients' trees [..., C, ...] to where they will stay.
+
+        If kernels may move or close them, vectors begin where they load best: it is not known yet,
+        but almost.  Elsewhere the compiler loads best what has no gaps.
         """
         if not self._undecided:
-            return False
+            return tree_map(own, tree)
         size = self.task.size
-        own = sum(v.shape[-1:] == (size,) for v in leaves(states))
-        try:
-            moving = leaves(self.algos[0].local.init(torch.empty(size, device="meta")))
-        except Exception:  # whatever an optimizer does that asks for numbers
-            moving = []
-        carried = 1 + sum(v.shape == (size,) for v in moving)
-        return Histories.could_pay(self.task, self._extent(), own, carried)
+        return tree_map(lambda v: aligned(v) if v.shape[-1:] == (size,) else own(v), tree)
 
     def _decide(self) -> None:
-        """Let wide layers remember their steps under rules, if the chain is linear."""
+        """Find out which rules are linear: layers then step by themselves, or remember steps."""
         self._undecided = False
         batch, keys, number = self.reading.next()
         self.buffers["k"].zero_()  # nobody has taken a step
-        seat, nothing = self._seat(0), torch.zeros_like(self.buffers["carry 0"].loss)
-        carry, scores = seat.carry, dict.fromkeys(self.task.metrics, nothing)
-        found = Found(carry.w, {}, nothing, scores, carry.buffers)
-        step = Step(*seat, batch, keys, number, found)
+        seats = [self._seat(g) for g in range(len(self.groups))]
+        steps = self._examples(seats, batch, keys, number)
         if self.histories is None:
-            self._remember_chain(step)
+            self._find_chains(self.groups, steps, batch)
+            self._remember_chain(steps[0])
         if self.histories is not None:
-            parts = (self.stepping.chain, self.histories)
-            self.end = LinearEnd.find(self.groups[0], step, *parts)
+            parts = (self.stepping.chains.get(0), self.histories)
+            self.end = LinearEnd.find(self.groups[0], steps[0], *parts)
+
+    def _decide_on_lanes(self) -> None:
+        """Find out the same of clients on lanes, where nothing is remembered."""
+        assert self.lanes is not None, "asked for before"
+        self._undecided = False
+        batch, keys, number = self.lanes.read(self.data, self.buffers, self.task.dtype)
+        steps = self._examples(self.lanes.seats, batch, keys, number)
+        self._find_chains(self.lanes.groups, steps, batch)
+
+    def _examples(
+        self, seats: Sequence[Seat], batch: Batch, keys: Tensor, number: Tensor
+    ) -> list[Step]:
+        """Give a step of every group, to be looked at."""
+        made = []
+        for seat, part in zip(seats, split([len(s.carry.w) for s in seats]), strict=True):
+            mine: Any = tree_map(lambda v, part=part: v[part], (batch, keys, number))
+            nothing = torch.zeros_like(seat.carry.loss)
+            scores = dict.fromkeys(self.task.metrics, nothing)
+            found = Found(seat.carry.w, {}, nothing, scores, seat.carry.buffers)
+            made.append(Step(*seat, *mine, found))  # type: ignore[call-arg]
+        return made
+
+    def _find_chains(self, groups: Sequence[Group], steps: Sequence[Step], batch: Batch) -> None:
+        """Look at the rules of groups that go forward and back by themselves."""
+        if any(count > 1 for count in self.stepping.branches(groups, batch)):
+            return
+        for g, (group, step) in enumerate(zip(groups, steps, strict=True)):
+            chain = LinearChain.find(group, step, self.task.size)
+            if chain is not None and (chain.fits or self.lanes is None):
+                self.stepping.chains[g] = chain
 
     def _remember_chain(self, step: Step) -> None:
-        chain = LinearChain.find(self.groups[0], step, self.task.size)
-        if chain is None:
+        """Let wide layers remember their steps where that pays, or forget the chain."""
+        chain = self.stepping.chains.get(0)
+        if chain is None or len(self.groups) > 1:
             return
-        histories = self._make_histories(chain.vectors._replace(in_place=self.stepping.in_place))
-        if histories is None:
-            return
-        chain.remember(histories)
-        self.histories = self.stepping.histories = histories
-        self.stepping.chain = chain
+        inside = chain.fits and self._may_step_inside
+        vectors = chain.vectors._replace(in_place=self.stepping.in_place, inside=inside)
+        if chain.may_remember(step):
+            self.histories = self.stepping.histories = self._make_histories(vectors)
+        if self.histories is not None:
+            chain.remember(self.histories)
+        elif not inside:
+            self.stepping.chains.clear()
 
     def _vectors(self) -> tuple[list[Tensor], list[Tensor]]:
         """Give what weights are made of besides the received model and gradients."""
-        if self.stepping.chain is None:
+        chain = self.stepping.chains.get(0)
+        if chain is None:
             return [], []
         broadcast, clients = self.buffers["broadcast 0"], self.buffers["clients 0"]
-        return self.stepping.chain.shared(broadcast)[1:], self.stepping.chain.own(clients)
+        return chain.shared(broadcast)[1:], chain.own(clients)
 
     def _parts(self) -> list[tuple[Group, slice]]:
         """Tell where the experiments of each group stand."""
@@ -205,14 +242,28 @@ class DeviceRound:
     def run(self, turns: Sequence[Turn]) -> list[Done]:
         """Train the cohorts of all experiments for one round."""
         self.loading.load(turns)
-        self._open_round(turns)
         steps = [[turns[i].work.steps.tolist() for i in crew.members] for crew in self.crews]
-        self._take_steps(steps)
-        self._look("review", turns)
-        self._piece("finish", self._finish)
+        if self._is_one_piece(steps):
+            self._piece("round", self._whole_round)
+        else:
+            self._open_round(turns)
+            self._take_steps(steps)
+            self._look("review", turns)
+            self._piece("finish", self._finish)
         self._written = self.end is None
         found = {i: done for g in range(len(self.crews)) for i, done in self._results(g, turns)}
         return [found[i] for i in range(len(turns))]
+
+    def _is_one_piece(self, steps: list[list[list[int]]]) -> bool:
+        """Whether a round has nothing that depends on who takes part: then it is one recording."""
+        if self._undecided or self.lanes is not None or self.looks.lanes or not self.reading.ready:
+            return False
+        return _most(steps) == self.shape.room.steps
+
+    def _whole_round(self) -> None:
+        self._open_and_begin()
+        self._all_steps()
+        self._finish()
 
     def _open_round(self, turns: Sequence[Turn]) -> None:
         if self.looks.lanes:
@@ -245,10 +296,12 @@ class DeviceRound:
     def _take_steps(self, steps: list[list[list[int]]]) -> None:
         """Take the local steps of everybody, given by crew, experiment and client."""
         if self.lanes is not None:
-            self.lanes.take_places([self._seat(g) for g in range(len(self.groups))])
+            self.lanes.take_places([self._seat(g) for g in range(len(self.groups))], self._room)
+            if self._undecided:
+                self._decide_on_lanes()
             self.lanes.run(steps, lambda: self._piece("step", self._lanes_step))
             return
-        left = max(k for crew in steps for own in crew for k in own)
+        left = _most(steps)
         if self.reading.ready and left == self.shape.room.steps:
             self._piece("all steps", self._all_steps)
             return
@@ -288,7 +341,9 @@ class DeviceRound:
             return
         if key not in self._pieces:
             self._pieces[key] = Piece(function, self.pool)
-        self._pieces[key]()
+            self._held[key] = {}
+        with self.buffers.held_by(self._held[key]):
+            self._pieces[key]()
 
     def _results(self, g: int, turns: Sequence[Turn]) -> Iterator[tuple[int, Done]]:
         crew = self.crews[g]
@@ -309,21 +364,21 @@ class DeviceRound:
 
     def _outcome(self, g: int, e: int, count: int) -> Outcome:
         """Show the buffers as an outcome; they will be written again."""
-        key = (g, e, count)
-        if key not in self._shown:
-            _, report, rows = self.buffers[f"result {g}"]
+        found, key = self.buffers[f"result {g}"], (g, e, count)
+        if key not in self._shown or self._shown[key][0] is not found:
+            _, report, rows = found
             clients, broadcast = self.buffers[f"clients {g}"], self.buffers[f"broadcast {g}"]
             carry = self.buffers[f"carry {g}"]
             rows, clients, own = tree_map(lambda v: v[e, :count], (rows, clients, carry.buffers))
             report, broadcast = tree_map(lambda v: v[e], (report, broadcast))
             trained = Trained([], partial(self._models, g, e, count), own)
-            self._shown[key] = Outcome(report, rows, broadcast, clients, trained)
-        return self._shown[key]
+            self._shown[key] = found, Outcome(report, rows, broadcast, clients, trained)
+        return self._shown[key][1]
 
     def _models(self, g: int, e: int, count: int) -> Tensor:
         """Give the models that clients ended with [C, P]; they are written when somebody asks."""
         if not self._written:
-            self._piece("models", self._write_models)
+            self._write_models()  # not recorded: another graph's scratch may be this one's results
             self._written = True
         found: Tensor = self.buffers[f"carry {g}"].w[e, :count]
         return found
@@ -358,6 +413,23 @@ class DeviceRound:
             self._put_clients(g, clients)
             drawn.append((broadcast.round, broadcast.seed))
             carries.append(group.start(broadcast, clients))
+        buffers.put("k", torch.zeros((), dtype=self.task.dtype, device=self.device))
+        decides = self._undecided and self.lanes is None and self.shape.room.steps > 0
+
+        def seat() -> None:
+            self._put_carries(carries)
+            if not decides:
+                self._begin_histories()
+
+        # many small kernels beside a few that wait for memory
+        side_by_side([partial(self._draw_batches, drawn), seat], self.device)
+        if decides:
+            self._decide()
+            self._begin_histories()
+
+    def _draw_batches(self, drawn: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Draw what everybody reads, given rounds and seeds."""
+        buffers = self.buffers
         rounds, seeds = (torch.cat(v) for v in zip(*drawn, strict=True))
         every = buffers["numbers"][:, 3:].to(self.task.dtype)
         found = self._draw(self._count, rounds, seeds, buffers["info"], every)
@@ -366,13 +438,11 @@ class DeviceRound:
         buffers.put("rows", self.data.rows(buffers["info"].id, buffers["order"]))
         if self.reading.ready:
             self.reading.lay_out()
-        self._put_carries(carries)
-        buffers.put("k", torch.zeros((), dtype=self.task.dtype, device=self.device))
-        if self._undecided and self.shape.room.steps:
-            self._decide()
+
+    def _begin_histories(self) -> None:
         if self.histories is not None:
-            self.histories.begin(buffers["broadcast 0"].w, *self._vectors())
-            self.histories.wait(buffers["clients 0"].steps)
+            self.histories.begin(self.buffers["broadcast 0"].w, *self._vectors())
+            self.histories.wait(self.buffers["clients 0"].steps)
 
     def _probed(self, g: int, group: Group, part: slice) -> tuple[Broadcast, Client]:
         """Add to what was written what everybody finds at the received model."""
@@ -432,12 +502,12 @@ class DeviceRound:
     def _put_carries(self, carries: list[Any]) -> None:
         """Models and their buffers lie side by side for all groups: one backward pass for all."""
         if "models" not in self.buffers:
-            w, own = tree_map(lambda *v: torch.cat(v), *[(c.w, c.buffers) for c in carries])
-            self.buffers.hold("models", (aligned(w), tree_map(torch.clone, own)))
+            w, kept = tree_map(lambda *v: torch.cat(v), *[(c.w, c.buffers) for c in carries])
+            self.buffers.hold("models", (aligned(w), tree_map(torch.clone, kept)))
             for g, (carry, (_, part)) in enumerate(zip(carries, self._parts(), strict=True)):
-                w, own = tree_map(lambda v, part=part: v[part], self.buffers["models"])
-                rest = self.buffers.put(f"rest {g}", carry._replace(w=EMPTY, buffers=EMPTY))
-                self.buffers.hold(f"carry {g}", rest._replace(w=w, buffers=own))
+                w, kept = tree_map(lambda v, part=part: v[part], self.buffers["models"])
+                rest = self._room(carry._replace(w=EMPTY, buffers=EMPTY))
+                self.buffers.hold(f"carry {g}", rest._replace(w=w, buffers=kept))
         for g, carry in enumerate(carries):
             spread_into(*(self._spread(c) for c in (self.buffers[f"carry {g}"], carry)))
 
@@ -500,3 +570,8 @@ class DeviceRound:
             everyone = self.buffers[f"everyone {g} {h}"]
             after = servers.round(before, total, rows, who, people, everyone)
             self.buffers.hold(f"after {g} {h}", after)
+
+
+def _most(steps: list[list[list[int]]]) -> int:
+    """Tell how many steps anybody takes, given by crew, experiment and client."""
+    return max(k for crew in steps for own in crew for k in own)

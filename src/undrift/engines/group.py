@@ -94,12 +94,17 @@ class Alike:
 class Servers(Alike):
     """The server's half of some experiments."""
 
+    def __init__(self, algos: Sequence[Algorithm], device: torch.device, fused: bool) -> None:
+        super().__init__(algos, device)
+        compiled = fused and device.type == "cuda"
+        self._round = Fused(self.each(server_round), "the server's half", compiled=compiled)
+
     def round(
         self, server: Server, total: Report, rows: Row, ids: Tensor, population: Tensor,
         everyone: Tree,
     ) -> Server:  # fmt: skip
         """Turn the cohorts' sums into the next servers."""
-        after: Server = self.each(server_round)(server, total, rows, ids, population, everyone)
+        after: Server = self._round(server, total, rows, ids, population, everyone)
         return after
 
 

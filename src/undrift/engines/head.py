@@ -6,6 +6,7 @@ they are a few.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,8 @@ from undrift.core.round import Found
 from undrift.core.task import Batch, Buffers, Output, Task
 from undrift.core.tree import tree_map
 from undrift.engines.fused import Fused
+
+Said = tuple[Tensor, dict[str, Tensor], Buffers]  # losses, scores, and the module's own buffers
 
 
 class Told(NamedTuple):
@@ -59,11 +62,12 @@ class Head:
         keys: Tensor,
         descent: Descent | None = None,
         tally: Tally | None = None,
-    ) -> tuple[dict[str, Tensor | None], tuple[Tensor, dict[str, Tensor], Buffers]]:
+        between: Callable[[Said], None] | None = None,
+    ) -> tuple[dict[str, Tensor | None], Said]:
         """Go forward and back: gradients by parameters [C, ...], and what the batches said.
 
         With a descent some layers move on the way back, and have no gradients.  A tally is added
-        to.
+        to.  What the batches said is told `between` the two passes.
         """
 
         def outputs(parts: Any, buffers: Buffers, x: Tensor, mask: Tensor, key: Tensor) -> Any:
@@ -76,16 +80,19 @@ class Head:
             values, after = vmap(outputs)(leaves, buffers, batch.x, batch.mask, keys)
         seen = (values.detach(), batch.y, batch.mask)
         told: Told = self._fused(*seen) if tally is None else self._counted(*seen, tally)
+        said = (told.loss, told.scores, tree_map(lambda v: v.detach(), after))
+        if between is not None:
+            between(said)
         torch.autograd.backward(values, told.gradient)
-        after = tree_map(lambda v: v.detach(), after)
-        return {n: p.grad for n, p in leaves.items()}, (told.loss, told.scores, after)
+        return {n: p.grad for n, p in leaves.items()}, said
 
     def found(
         self, w: Tensor, buffers: Buffers, batch: Batch, keys: Tensor,
-        descent: Descent | None = None,
+        descent: Descent | None = None, between: Callable[[Said], None] | None = None,
     ) -> Found:  # fmt: skip
         """Take the first half of a step at the models w [C, P]."""
-        grads, said = self.gradients(self.task.named(w), buffers, batch, keys, descent)
+        parts = self.task.named(w)
+        grads, said = self.gradients(parts, buffers, batch, keys, descent, between=between)
         scale = self.task.loss_scale
         known = {name: g if scale == 1 else g / scale for name, g in grads.items() if g is not None}
         return Found(w, known, *said)

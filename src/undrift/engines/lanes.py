@@ -24,11 +24,12 @@ from torch import Tensor
 
 from undrift.core.random import fold, permutation
 from undrift.core.transfer import send
-from undrift.core.tree import leaves, tree_map
+from undrift.core.tree import Tree, leaves, tree_map
 from undrift.engines.copies import Copies, Pair, Row, row_of
 from undrift.engines.examples import Examples
 from undrift.engines.graphs import Buffers, aligned
 from undrift.engines.group import Group, split
+from undrift.engines.reading import Read
 from undrift.engines.stepping import Seat, Stepping
 
 # What a device does in the time that a step takes however few train: weights times examples.
@@ -109,12 +110,16 @@ class Lanes:
         self.seats: list[Seat] = []
         self._rows: list[tuple[_Rows, _Rows]] = []  # of the cohort, of the lanes
 
-    def take_places(self, cohorts: Sequence[Seat]) -> None:
-        """Make the seats, the first time; buffers of cohorts and seats keep their place."""
+    def take_places(self, cohorts: Sequence[Seat], room: Callable[[Tree], Tree]) -> None:
+        """Make the seats, the first time; buffers of cohorts and seats keep their place.
+
+        `room` copies trees to where they will stay.
+        """
         if self.seats:
             return
         for cohort, lanes in zip(cohorts, self.widths, strict=True):
-            self.seats.append(tree_map(lambda v, n=lanes: _room(v, n), _one(cohort)))
+            wide = tree_map(lambda v, n=lanes: v.expand(n, *v.shape[1:]), _one(cohort))
+            self.seats.append(room(wide))
         parts = [(seat.carry.w, seat.carry.buffers) for seat in self.seats]
         w, own = tree_map(lambda *v: torch.cat(v), *parts)
         self.models = aligned(w), own
@@ -171,15 +176,18 @@ class Lanes:
 
     def step(self, stepping: Stepping, data: Examples, buffers: Buffers) -> None:
         """Let every lane take the step that `now` says."""
+        read = self.read(data, buffers, stepping.task.dtype)
+        stepping.take(self.groups, self.seats, self.models, *read)
+
+    def read(self, data: Examples, buffers: Buffers, dtype: torch.dtype) -> Read:
+        """Give what the step reads that `now` says."""
         who, at, k = self.now
         place = who * buffers["keys"].shape[2] + at
         order, rows, keys = (
             buffers[name].flatten(0, 2).index_select(0, place)[:, None]
             for name in ("order", "rows", "keys")
         )
-        batch = data.batch(rows, order)
-        numbers = k.to(stepping.task.dtype)
-        stepping.take(self.groups, self.seats, self.models, batch, keys, numbers)
+        return data.batch(rows, order), keys, k.to(dtype)
 
 
 class _Rows:
@@ -215,7 +223,3 @@ def _one(cohort: Seat) -> Seat:
     """Take the first client of the first experiment, with the axes of a lane: [1, 1, ...]."""
     shared, own = (cohort.numbers, cohort.broadcast), (cohort.clients, cohort.carry)
     return Seat(*tree_map(lambda v: v[:1], shared), *tree_map(lambda v: v[:1, :1], own))
-
-
-def _room(first: Tensor, lanes: int) -> Tensor:
-    return first.expand(lanes, *first.shape[1:]).clone(memory_format=torch.contiguous_format)

@@ -6,14 +6,15 @@ A step of short vectors, each of which is 1 at a place of its own, shows the com
 
     moved[i, j]    how much of vector j is in vector i after the step
 
-Wide layers that remember their steps (core/history.py) need no more than these numbers; all other
-weights are moved by them.  Whether a chain is linear is read off its recorded operations.
+Wide layers that remember their steps (core/history.py) need no more than these numbers; all others
+move by them where they make their gradients (core/chain.py).  Whether a chain is linear is read off
+its recorded operations.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from undrift.core.algorithm import Broadcast, Client
+from undrift.core.chain import Chain
 from undrift.core.histories import Histories, Numbers
 from undrift.core.history import Vectors
 from undrift.core.round import Found, shares_gradient
@@ -29,8 +31,9 @@ from undrift.core.task import Batch, Task
 from undrift.core.tree import EMPTY, Tree, leaves, rebuild, structure
 from undrift.core.views import Carry
 from undrift.engines.fused import Fused
-from undrift.engines.group import Group, NoPasses
+from undrift.engines.group import Group, NoPasses, split
 from undrift.engines.linearity import alike, reach, reads, zero
+from undrift.kernels.settling import fits
 
 log = logging.getLogger("undrift")
 
@@ -79,18 +82,18 @@ class LinearChain:
         compiled = group.compiled
         self._advance = Fused(self._advanced, "the numbers of a step", compiled=compiled)
         self._apply = Fused(self._applied, "a local step by numbers", compiled=compiled)
+        self._renew = Fused(self._renewed, "what is remembered of a step", compiled=compiled)
+        self._columns = dict(zip(group.task.names, split(group.task.sizes), strict=True))
         self._histories: Histories | None = None
 
     @classmethod
     def find(cls, group: Group, step: Step, size: int) -> LinearChain | None:
         """Find out whether the step of a group is linear in vectors of this size."""
-        if not shares_gradient(group.algo) or group.uses("review") or group.uses("start"):
+        if not shares_gradient(group.algo):
             return None
         places = Places.of(step, size)
-        if not _begins_at_zero(group, places, step):
-            return None
         needed = _combination(group, places, step)
-        if needed is None or _reads_momentum(group, places, step):
+        if needed is None:
             return None
         # keep what is read, and the model that everybody begins at
         carried, shared = len(places.carried), len(places.shared)
@@ -111,6 +114,19 @@ class LinearChain:
         carried, shared, own = map(len, self.places)
         return Vectors(shared, own, carried, in_place=False)
 
+    @property
+    def fits(self) -> bool:
+        """Whether kernels that make a gradient can take the step, too."""
+        return fits(*map(len, (self.places.carried, self.places.shared, self.places.own)))
+
+    def may_remember(self, step: Step) -> bool:
+        """Whether layers may remember steps: what moves begins at 0, and nobody else reads it."""
+        group, size = self._group, step.held.w.shape[-1]
+        if group.uses("review") or group.uses("start"):
+            return False
+        places = Places.of(step, size)
+        return _begins_at_zero(group, places, step) and not _reads_momentum(group, places, step)
+
     def remember(self, histories: Histories) -> None:
         """Let wide layers remember their steps."""
         self._histories = histories
@@ -126,10 +142,28 @@ class LinearChain:
         return [held[i] for i in self.places.own]
 
     # -- one step ----------------------------------------------------------------------------
-    def take(self, step: Step, columns: Sequence[slice], names: Sequence[Sequence[str]]) -> None:
-        """Move everything in place: of vectors these columns, whose gradients have these names."""
-        assert self._histories is not None, "told before"
-        moved, live = self._advance(*self._short.of(step), self._histories.numbers)
+    def on_the_way_back(self, step: Step, scale: float) -> Chain:
+        """Give the vectors of a step to layers, which move them where gradients are made."""
+        # .data: weights change before other layers' backward passes, which do not read them
+        vectors = [leaves(step.held)[i].data for i in self.places.carried]
+        own, shared = self.own(step.clients), self.shared(step.sent)
+        flat = [[v.view(-1, v.shape[-1]) for v in some] for some in (vectors, own)]
+        needs = tuple(tuple(sorted(one)) for one in self._needed)
+        return Chain(flat[0], shared, flat[1], needs, self._columns, scale)
+
+    def advance(self, step: Step) -> tuple[Tensor, Tensor]:
+        """Move all but vectors; give what a step does to these [carried, E, C, number], and whose.
+
+        Gradients need not be known.
+        """
+        found: tuple[Tensor, Tensor] = self._advance(*self._short.of(step))
+        return found
+
+    def apply(self, moved: Tensor, live: Tensor, step: Step) -> None:
+        """Move those parameters whose gradients are there."""
+        columns, names = _side_by_side(self._columns, step.found.gradient)
+        if not columns:
+            return
         vectors = [leaves(step.held)[i] for i in self.places.carried]
         shared, own = self.shared(step.sent), self.own(step.clients)
         parts = [
@@ -143,19 +177,26 @@ class LinearChain:
         ]
         self._apply(moved, live, parts)
 
+    def renew(self, moved: Tensor, step: Step) -> None:
+        """Let layers that remember go on to the next step."""
+        if self._histories is not None:
+            self._renew(self._histories.numbers, moved, step.k, step.clients.steps)
+
     def _advanced(
         self, numbers: Any, sent: Broadcast, clients: Client, held: Carry, batch: Batch,
-        keys: Tensor, k: Tensor, found: Found, counters: Numbers,
+        keys: Tensor, k: Tensor, found: Found,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Move all but vectors; give what a step does to these [carried, E, C, number]."""
         after = leaves(self._moved(numbers, sent, clients, held, batch, keys, k, found))
-        moved = torch.stack([after[i] for i in self.places.carried])[..., : self.places.number]
+        moved = torch.stack([after[i][..., : self.places.number] for i in self.places.carried])
         for i, (old, new) in enumerate(zip(leaves(held), after, strict=True)):
             if i not in self.places.carried:
                 old.copy_(new)
-        assert self._histories is not None, "told before"
-        self._histories.advance(counters, moved, k, clients.steps)
         return moved, k[:, None] < clients.steps
+
+    def _renewed(self, counters: Numbers, moved: Tensor, k: Tensor, steps: Tensor) -> Tree:
+        assert self._histories is not None, "told before"
+        self._histories.advance(counters, moved, k, steps)
+        return EMPTY
 
     def _applied(self, moved: Tensor, live: Tensor, parts: Sequence[Part]) -> Tree:
         for part in parts:
@@ -229,6 +270,23 @@ class Short:
             if i not in places and v.dim() == dims and v.shape[-1] == size:
                 found[i] = self._none.expand(*v.shape[:-1], -1)
         return rebuild(structure(tree), found)
+
+
+def _side_by_side(
+    columns: Mapping[str, slice], wanted: Iterable[str]
+) -> tuple[list[slice], list[list[str]]]:
+    """Put the columns of parameters that follow each other together, and name those."""
+    found: list[slice] = []
+    names: list[list[str]] = []
+    for name in sorted(wanted, key=lambda n: columns[n].start):
+        own = columns[name]
+        if found and found[-1].stop == own.start:
+            found[-1] = slice(found[-1].start, own.stop)
+            names[-1].append(name)
+        else:
+            found.append(own)
+            names.append([name])
+    return found, names
 
 
 def _places(tree: Tree, dims: int, size: int) -> tuple[int, ...]:

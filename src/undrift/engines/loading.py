@@ -10,7 +10,7 @@ from torch import Tensor
 from undrift.core.algorithm import Server
 from undrift.core.transfer import send
 from undrift.core.tree import Tree, tree_map
-from undrift.engines.graphs import Buffers, aligned, copy_into
+from undrift.engines.graphs import Buffers, copy_into
 from undrift.engines.turns import Crew, Shape, Turn
 
 
@@ -23,10 +23,10 @@ class Loading:
         shape: Shape,
         buffers: Buffers,
         device: torch.device,
-        aligns: Callable[[Tree], bool],
+        room: Callable[[Tree], Tree],
     ) -> None:
         self.crews, self.shape, self.buffers, self.device = crews, shape, buffers, device
-        self._aligns = aligns  # whether rows of such states are
+        self._room = room  # copies states to where they will stay
         self.returned: dict[int, Server] = {}  # by experiment, from the last round
 
     @property
@@ -52,9 +52,7 @@ class Loading:
         who = [t.work.ids + t.work.ids[:1] * (most - len(t.work.ids)) for t in turns]
         if name not in self.buffers:
             found = [t.store.gather(i) for t, i in zip(turns, who, strict=True)]
-            made = tree_map(lambda *v: torch.stack(v), *found)
-            lay = aligned if self._aligns(found[0]) else torch.clone
-            self.buffers.hold(name, tree_map(lay, made))
+            self.buffers.hold(name, self._room(tree_map(lambda *v: torch.stack(v), *found)))
             return
         for e, (turn, ids) in enumerate(zip(turns, who, strict=True)):
             turn.store.gather(ids, out=tree_map(lambda v, e=e: v[e], self.buffers[name]))

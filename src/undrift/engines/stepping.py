@@ -8,7 +8,7 @@ Every tree has two leading axes [A, B]: A experiments with their B clients, or A
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from undrift.core.views import Carry
 from undrift.engines.branches import side_by_side
 from undrift.engines.fused import Fused
 from undrift.engines.group import Group, split
-from undrift.engines.head import Head
+from undrift.engines.head import Head, Said
 from undrift.engines.linear_chain import LinearChain, Step
 from undrift.engines.plain import PlainSteps, is_sequence
 
@@ -47,6 +47,7 @@ class Seat(NamedTuple):
 class Crew(NamedTuple):
     """Clients of one structure."""
 
+    number: int
     group: Group
     seat: Seat
     own: slice  # of the axis A of all
@@ -64,7 +65,8 @@ class Stepping:
     ) -> None:
         self.task, self.in_place, self.histories = task, in_place, histories
         self.device, self._heads, self._paces = device, dict[int, Head](), dict[int, Fused]()
-        self.chain: LinearChain | None = None  # with histories: of rules, where layers do not step
+        # of groups whose rules are linear: layers take their steps while going back
+        self.chains: dict[int, LinearChain] = {}
 
     def take(
         self, groups: Sequence[Group], seats: Sequence[Seat], models: tuple[Tensor, Buffers],
@@ -74,20 +76,17 @@ class Stepping:
 
         `models` are those of all seats, side by side.
         """
-        if self.in_place and self.chain is None:
+        if self.in_place and not self.chains:
             self._take_in_place(groups[0].algo, seats[0], batch, keys, k)
             return
         if self.task.augment is not None:
             batch = vmap(vmap(self.task.augmented))(batch, keys)
-        if self.chain is not None:
-            self._take_by_numbers(self.chain, seats[0], models, batch, keys, k)
-            return
-        crews = list(map(Crew, groups, seats, split([g.size for g in groups])))
-        parts = [crews[own] for own in split(self._branches(groups, batch))]
+        crews = list(map(Crew, range(len(groups)), groups, seats, split([g.size for g in groups])))
+        parts = [crews[own] for own in split(self.branches(groups, batch))]
         whole = (models, batch, keys, k)
         side_by_side([partial(self._some, part, *whole) for part in parts], self.device)
 
-    def _branches(self, groups: Sequence[Group], batch: Batch) -> list[int]:
+    def branches(self, groups: Sequence[Group], batch: Batch) -> list[int]:
         """Share groups out: each alone where it is enough work for a device, else all together."""
         each = self.task.size * batch.x.shape[1] * batch.x.shape[2]
         fills = min(g.size for g in groups) * each >= ENOUGH[self.device.type]
@@ -98,13 +97,18 @@ class Stepping:
         k: Tensor,
     ) -> None:  # fmt: skip
         """Take the step of some crews, those first that share forward and backward."""
+        if len(crews) == 1 and crews[0].number in self.chains:
+            crew = crews[0]
+            mine: Any = tree_map(lambda v: v[crew.own], (models, batch, keys, k))
+            self._take_by_numbers(self.chains[crew.number], crew.seat, *mine)
+            return
         sharing = [crew for crew in crews if shares_gradient(crew.group.algo)]
         together: Any = None
         if sharing:
             theirs = slice(sharing[0].own.start, sharing[-1].own.stop)
             together = self._found(*tree_map(lambda v: v[theirs], (*models, batch, keys)))
         for crew, own in zip(crews, split([crew.group.size for crew in crews]), strict=True):
-            mine: Any = tree_map(lambda v, crew=crew: v[crew.own], (batch, keys, k))
+            mine = tree_map(lambda v, crew=crew: v[crew.own], (batch, keys, k))
             if shares_gradient(crew.group.algo):
                 found = tree_map(lambda v, own=own: v[own], together)
             else:
@@ -122,31 +126,42 @@ class Stepping:
 
     def _found(
         self, w: Tensor, buffers: Buffers, batch: Batch, keys: Tensor,
-        descent: Descent | None = None,
+        descent: Descent | None = None, between: Callable[[Said], None] | None = None,
     ) -> Found:  # fmt: skip
-        """Go forward and back, everybody at once."""
+        """Go forward and back, everybody at once; what is said is told `between` the two."""
         head = self._head(w.shape[0] * w.shape[1])
         if head is None:
             each: Found = vmap(vmap(partial(task_gradient, self.task)))(w, buffers, batch, keys)
             return each
         flat, own, rows, seeds = tree_map(lambda v: v.flatten(0, 1), (w, buffers, batch, keys))
-        found = head.found(flat, own, rows, seeds, descent)
-        whole: Found = tree_map(lambda v: v.unflatten(0, w.shape[:2]), found)
-        return whole
+
+        def whole(tree: Any) -> Any:
+            return tree_map(lambda v: v.unflatten(0, w.shape[:2]), tree)
+
+        told = None if between is None else lambda said: between(whole(said))
+        found: Found = whole(head.found(flat, own, rows, seeds, descent, told))
+        return found
 
     def _take_by_numbers(
         self, chain: LinearChain, seat: Seat, models: tuple[Tensor, Buffers], batch: Batch,
         keys: Tensor, k: Tensor,
     ) -> None:  # fmt: skip
-        """Let wide layers remember the step, and move what else there is."""
-        assert self.histories is not None, "they come together"
-        descent = Descent(0.0, 1.0, self.histories, steps=False)
-        found = self._found(*models, batch, keys, descent)
-        columns = self.histories.rest(self.task.size)
-        sizes = zip(self.task.names, split(self.task.sizes), strict=True)
-        inside = [(n, own) for n, own in sizes if n in found.gradient]
-        names = [[n for n, o in inside if c.start <= o.start < c.stop] for c in columns]
-        chain.take(Step(*seat, batch, keys, k, found), columns, names)
+        """Let layers take the step of a chain while going back, or remember it; move the rest."""
+        nothing = Found(seat.carry.w, {}, seat.carry.loss, {}, seat.carry.buffers)
+        step = Step(*seat, batch, keys, k, nothing)
+        way = chain.on_the_way_back(step, self.task.loss_scale) if chain.fits else None
+        told: list[Tensor] = []
+
+        def between(said: Said) -> None:
+            known = step._replace(found=Found(seat.carry.w, {}, *said))
+            told.extend(chain.advance(known))
+            if way is not None:
+                way.tell(told[0].flatten(1, 2), told[1].flatten())
+
+        descent = Descent(histories=self.histories, steps=chain.fits, chain=way)
+        found = self._found(*models, batch, keys, descent, between)
+        chain.apply(told[0], told[1], step._replace(found=found))
+        chain.renew(told[0], step)
 
     def _take_in_place(
         self, algo: Algorithm, seat: Seat, batch: Batch, keys: Tensor, k: Tensor

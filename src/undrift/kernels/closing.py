@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -178,24 +179,26 @@ def _one(g: Tensor, x: Tensor, e: Ending, c: int) -> tuple[Ending, Tensor]:
     ), moved  # fmt: skip
 
 
+def _totals(p: LinearProblem, g: Tensor, x: Tensor, e: Ending, at: int) -> list[Tensor]:
+    """Add up over clients, one after the other."""
+    wanted = [torch.zeros_like(v) for v in _sums(e, at)]
+    for c in range(p.clients):
+        one, moved = _one(g, x, e._replace(states=[], before=[], squares=()), c)
+        one.close(moved)
+        for total, value in zip(wanted, one.sums[at:], strict=False):
+            total += value
+    return wanted
+
+
 def _trial(p: LinearProblem, device: torch.device, like: Ending, at: int) -> Trial:
     g, x, e = _random(p, device, like)
-    last, sums, wanted = list[Tensor](), _sums(e, at), list[Tensor]()
+    last, sums = list[Tensor](), _sums(e, at)
+    totals = cache(lambda: _totals(p, g, x, e, at))
 
     def launches(config: Configuration) -> list[Launch]:
         made, added = _launches(p, config, g, x, e, 0.5, at)
         last[:] = [added.fill_(torch.nan)]
         return made
-
-    def totals() -> list[Tensor]:
-        if not wanted:
-            wanted.extend(torch.zeros_like(v) for v in sums)
-            for c in range(p.clients):
-                one, moved = _one(g, x, e._replace(states=[], before=[], squares=()), c)
-                one.close(moved)
-                for total, value in zip(wanted, one.sums[at:], strict=False):
-                    total += value
-        return wanted
 
     def error() -> float:
         if not all(bool(v.sum().isfinite()) for v in (*e.states, *last, *sums)):

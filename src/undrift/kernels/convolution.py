@@ -15,6 +15,7 @@ from torch import Tensor
 
 from undrift.kernels import candidates, launches, trials
 from undrift.kernels.problem import Problem, Thin, thin
+from undrift.kernels.settling import Step
 from undrift.kernels.tuner import Configuration, as_tuned, configuration, on_device
 
 
@@ -53,20 +54,20 @@ def gradients(
 
 def descend(
     p: Problem, g: Tensor, x: Tensor, w: Tensor, b: Tensor | None, y: Tensor, place: Tensor,
-    rates: launches.Rates, by_input: bool, wide_input: bool,
+    step: Step, by_input: bool, wide_input: bool,
 ) -> Tensor | None:  # fmt: skip
-    """Move w and b by an SGD step, in place; give the gradient by x if it is needed."""
+    """Move w and b by a step, in place; give the gradient by x if it is needed."""
     with on_device(g):
-        targets = Targets(w, b, rates)
+        targets = Targets(w, b, step)
         return _go_back(p, g, x, w, y, place, targets, by_input, wide_input)
 
 
 class Targets(NamedTuple):
-    """Where gradients go: into memory of their own or, with rates, as a step into w and b."""
+    """Where gradients go: into memory of their own or, with a step, into w and b."""
 
     w: Tensor | None
     b: Tensor | None
-    rates: launches.Rates | None
+    step: Step
 
 
 def _go_back(
@@ -178,7 +179,7 @@ def _weight_gradient(
     known = _peaks(p, whole, inputs, peaks)
     launches.weight_gradient(p, config, inputs, whole, known, parts).run()
     target = torch.empty(size[1:], device=x.device) if to.w is None else to.w
-    launches.sum_parts(p, config["SPLIT"], parts, bias_parts, target, to.b, to.rates).run()
+    launches.sum_parts(p, config["SPLIT"], parts, bias_parts, target, to.b, to.step).run()
 
 
 # --------------------------------------------------------------------------------- a first layer
@@ -218,4 +219,4 @@ def _thin_weight_gradient(
     launches.thin_weight_gradient(p, form, config, images, last, seen, known, parts).run()
     size = (p.clients, p.outputs, p.inputs, *p.kernel)
     target = torch.empty(size, device=g.device) if to.w is None else to.w
-    launches.sum_pairs(p, form, config, parts, target, to.b, to.rates).run()
+    launches.sum_pairs(p, form, config, parts, target, to.b, to.step).run()

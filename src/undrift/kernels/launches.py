@@ -10,13 +10,13 @@ from undrift.kernels import interpreted
 from undrift.kernels.interpreter import mend
 from undrift.kernels.problem import Problem, Thin, power
 from undrift.kernels.programs import convolution, layout, thin
+from undrift.kernels.settling import Step
+from undrift.kernels.settling import arguments as of_step
 from undrift.kernels.tuner import Configuration, Launch
 
 if interpreted():
     mend()
 
-Rate = float | Tensor  # of everybody, or one per client
-Rates = tuple[Rate, Rate]  # the learning rate, and how much of the weights is kept
 ROUNDING = {"float32": "ieee", "tf32": "tf32", "bf16": "tf32", "fp16": "tf32"}
 
 
@@ -118,29 +118,21 @@ def pack_weights(p: Problem, w: Tensor, packed: Tensor, mirror: bool) -> Launch:
     return Launch(layout.pack_weights, grid, (w, packed, w.stride(0), row, channel), constants)
 
 
-def _step(rates: Rates | None) -> tuple[tuple[Rate, Rate], dict[str, bool]]:
-    """Say whether sums are stored or taken as a step, and with which rates."""
-    lr, keep = rates or (0.0, 1.0)
-    flags = dict(
-        MOVE=rates is not None, RATES=isinstance(lr, Tensor), KEEPS=isinstance(keep, Tensor)
-    )
-    return (lr, keep), flags
-
-
 def sum_parts(
     p: Problem, split: int, parts: Tensor, bias_parts: Tensor | None, w: Tensor, b: Tensor | None,
-    rates: Rates | None = None,
+    step: Step = None,
 ) -> Launch:  # fmt: skip
-    """Add partial sums up into w and b, in torch's layout; with rates these take a step instead.
+    """Add partial sums up into w and b, in torch's layout; or these take a step instead.
 
     bias_parts [C, n, co].
     """
     block = min(power(p.inputs), 64)
-    numbers, flags = _step(rates)
+    memory, numbers, flags = of_step(step, w)
     bias = w if b is None else b
     some = parts if bias_parts is None else bias_parts
     arguments = (
-        parts, some, w, bias, *numbers, p.clients, some.shape[1], w.stride(0), bias.stride(0)
+        parts, some, w, bias, *memory, p.clients, some.shape[1], w.stride(0), bias.stride(0),
+        *numbers,
     )  # fmt: skip
     constants = dict(
         CO=p.outputs, CI=p.inputs, TAPS=p.taps, SPLIT=split, BIAS=bias_parts is not None, BK=block,
@@ -212,16 +204,16 @@ def thin_parts(p: Problem, form: Thin, config: Configuration) -> tuple[int, ...]
 
 def sum_pairs(
     p: Problem, form: Thin, config: Configuration, parts: Tensor, w: Tensor, b: Tensor | None,
-    rates: Rates | None = None,
+    step: Step = None,
 ) -> Launch:  # fmt: skip
-    """Add partial sums of pairs up into w and b; with rates these take a step instead."""
+    """Add partial sums of pairs up into w and b; or these take a step instead."""
     rows = max(1, 512 // form.depth)
-    numbers, flags = _step(rates)
+    memory, numbers, flags = of_step(step, w)
     bias = w if b is None else b
     constants = dict(
         CI=p.inputs, CO=p.outputs, KH=p.kernel[0], KW=p.kernel[1], DEPTH=form.depth,
         BIAS=b is not None, BN=config["BN"], SPLIT=config["SPLIT"], ROWS=rows, num_warps=4,
         **flags,
     )  # fmt: skip
-    arguments = (parts, w, bias, *numbers, p.clients, w.stride(0), bias.stride(0))
+    arguments = (parts, w, bias, *memory, p.clients, w.stride(0), bias.stride(0), *numbers)
     return Launch(thin.sum_pairs, (_tiles(p.outputs, rows), p.clients), arguments, constants)

@@ -17,6 +17,8 @@ from undrift.kernels.interpreter import mend
 from undrift.kernels.launches import ROUNDING
 from undrift.kernels.problem import TYPES, Terms, power
 from undrift.kernels.programs import linear as programs
+from undrift.kernels.settling import ChainStep, Rates, Step
+from undrift.kernels.settling import arguments as of_step
 from undrift.kernels.trials import largest, relative, some_of
 from undrift.kernels.tuner import Configuration, Launch, Trial, as_tuned, configuration, on_device
 
@@ -24,8 +26,8 @@ if interpreted():
     mend()
 
 KINDS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+LONG = 4096  # inputs: sums that are best shared out, also where nothing is timed
 MOST_ROWS = 128  # more than that, and the layer is bound by arithmetic: torch's products do well
-Rate = float | Tensor  # of everybody, or [C]
 
 
 class LinearProblem(NamedTuple):
@@ -129,7 +131,8 @@ def _forward_candidates(p: LinearProblem) -> list[Configuration]:
     found = []
     for bo, bk, warps, stages in tiles:
         alone = p.clients * -(-p.outputs // bo)
-        for wanted in (1, 600):  # programs in all; a card runs some hundreds at a time
+        # programs in all; a card runs some hundreds at a time: fewer with long sums take longest
+        for wanted in (600, 1) if p.inputs > LONG else (1, 600):
             split = max(1, min(wanted // alone, p.inputs // (2 * bk)))
             tile = dict(SPLIT=split, BO=bo, BK=bk, num_warps=warps, num_stages=stages)
             found += [] if tile in found else [tile]
@@ -171,23 +174,30 @@ def backward(
     with on_device(g):
         g, x = g.contiguous(), x if x.stride(2) == 1 else x.contiguous()
         gx, dw, db = _outputs(p, g.device, result)
-        config = _backward_config(p, g.device, move=False)
+        config = _backward_config(p, g.device, None)
         _backward_launch(p, config, g, x, w, gx, dw, db, needs, rectify=rectify).run()
         return [t for t, need in zip((gx, dw, db), needs, strict=True) if need]
 
 
 def descend(
-    p: LinearProblem, g: Tensor, x: Tensor, w: Tensor, b: Tensor | None, rates: tuple[Rate, Rate],
+    p: LinearProblem, g: Tensor, x: Tensor, w: Tensor, b: Tensor | None, step: Step,
     by_input: bool, result: torch.dtype, rectify: bool = False,
 ) -> Tensor | None:  # fmt: skip
-    """Move w and b by an SGD step, in place; give the gradient by x if it is needed."""
+    """Move w and b by a step, in place; give the gradient by x if it is needed."""
     with on_device(g):
         g, x = g.contiguous(), x if x.stride(2) == 1 else x.contiguous()
         size = (p.clients, p.rows, p.inputs) if by_input else (1,)
         gx = torch.empty(size, dtype=result, device=g.device)
         bias, needs = w if b is None else b, (by_input, True, b is not None)
-        config = _backward_config(p, g.device, move=True)
-        _backward_launch(p, config, g, x, w, gx, w, bias, needs, rates, rectify).run()
+        if isinstance(step, ChainStep):
+            if by_input:  # before the weights move
+                config = _backward_config(p, g.device, None)
+                alone = (True, False, False)
+                _backward_launch(p, config, g, x, w, gx, w, bias, alone, None, rectify).run()
+            _chain_launch(p, _chain_config(p, g.device, step), g, x, w, b, step, rectify).run()
+        else:
+            config = _backward_config(p, g.device, step)
+            _backward_launch(p, config, g, x, w, gx, w, bias, needs, step, rectify).run()
         return gx if by_input else None
 
 
@@ -201,7 +211,8 @@ def _outputs(
     )
 
 
-def _backward_config(p: LinearProblem, device: torch.device, move: bool) -> Configuration:
+def _backward_config(p: LinearProblem, device: torch.device, rates: Rates | None) -> Configuration:
+    move = rates is not None
     name, trial = ("linear step", _step_trial) if move else ("linear backward", _backward_trial)
     p = as_tuned(p)
     return configuration(name, p, device, _backward_candidates(p), lambda: trial(p, device))
@@ -214,18 +225,17 @@ def _half(p: LinearProblem) -> torch.dtype:
 
 def _backward_launch(
     p: LinearProblem, config: Configuration, g: Tensor, x: Tensor, w: Tensor, gx: Tensor,
-    dw: Tensor, b: Tensor, needs: Sequence[bool], rates: tuple[Rate, Rate] | None = None,
+    dw: Tensor, b: Tensor, needs: Sequence[bool], rates: Rates | None = None,
     rectify: bool = False,
 ) -> Launch:  # fmt: skip
     lr, keep = rates or (0.0, 1.0)
     half = p.precision == "tf32"
-    peaks = largest(g) if half else g
     strides = (x.stride(0), x.stride(1), w.stride(0), b.stride(0))
-    arguments = (g, x, w, b, gx, dw, lr, keep, peaks, p.rows, *strides)
+    arguments = (g, x, w, b, gx, dw, lr, keep, largest(g) if half else g, p.rows, *strides)
     constants = dict(
-        _constants(p, _half(p), config), BY_INPUT=bool(needs[0]), BIAS=bool(needs[2]),
-        MOVE=rates is not None, RATES=isinstance(lr, Tensor), KEEPS=isinstance(keep, Tensor),
-        HALF=half, RECTIFY=rectify,
+        _constants(p, _half(p), config), BY_INPUT=bool(needs[0]), BY_WEIGHT=bool(needs[1]),
+        BIAS=bool(needs[2]), MOVE=int(rates is not None), RATES=isinstance(lr, Tensor),
+        KEEPS=isinstance(keep, Tensor), HALF=half, RECTIFY=rectify,
     )  # fmt: skip
     grid = (-(-p.inputs // config["BI"]), p.clients)
     return Launch(programs.linear_backward, grid, arguments, constants)
@@ -240,6 +250,40 @@ def _backward_candidates(p: LinearProblem) -> list[Configuration]:
     if interpreted():
         tiles = [(32, 32, 4, 2)]
     return [dict(BI=bi, BO=bo, num_warps=w, num_stages=s) for bi, bo, w, s in tiles]
+
+
+# ------------------------------------------------------------------------------ a step of a chain
+def _chain_launch(
+    p: LinearProblem, config: Configuration, g: Tensor, x: Tensor, w: Tensor, b: Tensor | None,
+    step: ChainStep, rectify: bool = False,
+) -> Launch:  # fmt: skip
+    half, bias = p.precision == "tf32", w if b is None else b
+    strides = (x.stride(0), x.stride(1), w.stride(0), bias.stride(0))
+    memory, numbers, flags = of_step(step, w)
+    arguments = (g, x, w, bias, *memory, largest(g) if half else g, p.rows, *strides, *numbers)
+    constants = dict(
+        _constants(p, _half(p), config), BIAS=b is not None, HALF=half, RECTIFY=rectify, **flags
+    )
+    grid = (-(-p.inputs // config["BI"]), p.clients, -(-p.outputs // config["BO"]))
+    return Launch(programs.linear_step, grid, arguments, constants)
+
+
+def _chain_config(p: LinearProblem, device: torch.device, step: ChainStep) -> Configuration:
+    counts, p = (1 + len(step.more), len(step.shared), len(step.own)), as_tuned(p)
+    name = f"linear chain {' '.join(map(str, counts))}"
+    options = _chain_candidates(p)
+    return configuration(name, p, device, options, lambda: _chain_trial(p, device, counts))
+
+
+def _chain_candidates(p: LinearProblem) -> list[Configuration]:
+    # (inputs and outputs of a tile, warps)
+    tiles = [(64, 32, 4), (64, 64, 4), (64, 64, 8), (128, 32, 4), (128, 32, 8), (128, 64, 8)]
+    tiles += [(128, 16, 4), (32, 64, 4), (256, 16, 4), (256, 16, 8)]
+    if p.precision == "float32":
+        tiles = [(64, 32, 4), (32, 32, 4)]
+    if interpreted():
+        tiles = [(32, 32, 4)]
+    return [dict(BI=bi, BO=bo, num_warps=w, num_stages=1) for bi, bo, w in tiles]
 
 
 # --------------------------------------------------------------------------- what is remembered
@@ -391,6 +435,48 @@ def _step_trial(p: LinearProblem, device: torch.device) -> Trial:
 
     outputs = (gx, moved, bias)
     return Trial(_backward_candidates(p), launches, outputs, error, p.precision, prepare)
+
+
+def _chain_trial(p: LinearProblem, device: torch.device, counts: tuple[int, int, int]) -> Trial:
+    x, w, b, g = _random(p, device)
+    first = torch.cat([w.flatten(1), b], 1)
+    carried, shared, own = counts
+    source = torch.Generator(device).manual_seed(8)
+
+    def some(*sizes: int) -> Tensor:
+        return torch.randn(sizes, generator=source, device=device)
+
+    whole = [some(*first.shape) for _ in range(carried - 1)]
+    moved, more = torch.empty_like(first), [torch.empty_like(v) for v in whole]
+    size = first.shape[1]
+    given, mine = (
+        [some(rows, size) for _ in range(count)] for rows, count in ((1, shared), (p.clients, own))
+    )
+    number = carried + 1 + shared + own
+    table, live = some(carried, p.clients, number), torch.ones(p.clients, device=device)
+    needs = tuple(tuple(range(number)) for _ in range(carried))
+    step = ChainStep(more, given, mine, table, live.bool(), needs, 0.5, w[0].numel())
+    weights, bias = moved[:, : step.behind].view_as(w), moved[:, step.behind :]
+
+    def launches(config: Configuration) -> list[Launch]:
+        return [_chain_launch(p, config, g, x, weights, bias, step)]
+
+    def error() -> float:
+        _, by_weight, by_bias = _wanted(p, g, x, w)
+        gradient = 0.5 * torch.cat([by_weight.flatten(1), by_bias], 1)
+        read = torch.stack([v.expand_as(first) for v in (first, *whole, gradient, *given, *mine)])
+        wanted = torch.einsum("icj,jcp->icp", table.double(), read.double()).unbind()
+        if not all(bool(v.isfinite().all()) for v in (moved, *more)):
+            return float("inf")
+        return max(map(relative, (moved, *more), wanted))
+
+    def prepare() -> None:
+        moved.copy_(first)
+        for old, new in zip(more, whole, strict=True):
+            old.copy_(new)
+
+    outputs = (moved, *more)
+    return Trial(_chain_candidates(p), launches, outputs, error, p.precision, prepare)
 
 
 def _random(p: LinearProblem, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:

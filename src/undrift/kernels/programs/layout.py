@@ -35,36 +35,45 @@ def pack_weights(
         tl.store(row + end, zero, mask=(end < DEPTH) & (tl.program_id(2) == 0))
 
 
-@triton.jit(do_not_specialize=["clients", "cells"])
+@triton.jit(do_not_specialize=["clients", "cells", "each"])
 def sum_parts(
-    parts, bias_parts, w, b, lr, keep, clients, cells, w_client, b_client,
+    parts, bias_parts, w, b, lr, keep, more, shared, shared_more, own, own_more, table, live,
+    clients, cells, w_client, b_client, each, behind, table_next, table_client, more_client,
+    shared_one, shared_more_one, own_client, own_more_client,
     CO: tl.constexpr, CI: tl.constexpr, TAPS: tl.constexpr, SPLIT: tl.constexpr,
     BIAS: tl.constexpr, MOVE: tl.constexpr, RATES: tl.constexpr, KEEPS: tl.constexpr,
+    CARRIED: tl.constexpr, SHARED: tl.constexpr, OWN: tl.constexpr, NEEDS: tl.constexpr,
     BK: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
     """Add parts[split, client, co, (tap, ci)] and bias_parts[client, cell, co] up.
 
-    The sums go into w[client, co, ci, tap] and b[client, co], or, MOVE, these take an SGD step.
+    The sums go into w[client, co, ci, tap] and b[client, co], or, MOVE, these take a step.
     """
     co = tl.program_id(0)
     client = tl.program_id(1).to(tl.int64)
     k = tl.program_id(2) * BK + tl.arange(0, BK)
     tap = tl.arange(0, BT)
     real = (k < CI)[:, None] & (tap < TAPS)[None, :]
-    rate, kept = step_of(lr, keep, client, MOVE, RATES, KEEPS)
+    step = step_of(
+        lr, keep, more, shared, shared_more, own, own_more, table, live, client, each, table_next,
+        table_client, more_client, shared_one, shared_more_one, own_client, own_more_client,
+        MOVE, RATES, KEEPS, CARRIED, SHARED, OWN,
+    )  # fmt: skip
     total = tl.zeros((BK, BT), tl.float32)
     for split in range(SPLIT):
         row = parts + ((split * clients + client) * CO + co) * (TAPS * CI)
         total += tl.load(row + (tap * CI)[None, :] + k[:, None], mask=real, other=0.0)
-    settle(w + client * w_client + (co * CI + k[:, None]) * TAPS + tap[None, :], total, real,
-           rate, kept, MOVE)  # fmt: skip
+    to = (co * CI + k[:, None]) * TAPS + tap[None, :]
+    settle(w + client * w_client, to, 0, total, real, step, MOVE, CARRIED, SHARED, OWN, NEEDS)
     if BIAS and tl.program_id(2) == 0:
         lane = tl.arange(0, 256)
         sums = tl.zeros((256,), tl.float32)
         for first in range(0, cells, 256):
             at = (client * cells + first + lane) * CO + co
             sums += tl.load(bias_parts + at, mask=first + lane < cells, other=0.0)
-        settle(b + client * b_client + co, tl.sum(sums, 0), True, rate, kept, MOVE)
+        one = co + tl.arange(0, 1)
+        settle(b + client * b_client, one, behind, tl.sum(sums, 0) + tl.zeros((1,), tl.float32),
+               one < CO, step, MOVE, CARRIED, SHARED, OWN, NEEDS)  # fmt: skip
 
 
 @triton.jit

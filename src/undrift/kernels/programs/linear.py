@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from undrift.kernels.programs.half import headroom
-from undrift.kernels.programs.step import settle, step_of
+from undrift.kernels.programs.step import rates_of, settle, step_of
 
 
 @triton.jit(do_not_specialize=["clients", "R"])
@@ -68,10 +68,10 @@ def sum_splits(
 @triton.jit(do_not_specialize=["R"])
 def linear_backward(
     g, x, w, b, gx, dw, lr, keep, peaks, R, x_client, x_row, w_client, b_client,
-    IN: tl.constexpr, OUT: tl.constexpr, BY_INPUT: tl.constexpr, BIAS: tl.constexpr,
-    MOVE: tl.constexpr, RATES: tl.constexpr, KEEPS: tl.constexpr, RECTIFY: tl.constexpr,
-    KIND: tl.constexpr, HALF: tl.constexpr, PRECISION: tl.constexpr, BR: tl.constexpr,
-    BI: tl.constexpr, BO: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, BY_INPUT: tl.constexpr, BY_WEIGHT: tl.constexpr,
+    BIAS: tl.constexpr, MOVE: tl.constexpr, RATES: tl.constexpr, KEEPS: tl.constexpr,
+    RECTIFY: tl.constexpr, KIND: tl.constexpr, HALF: tl.constexpr, PRECISION: tl.constexpr,
+    BR: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
     """One pass over w: gx = g w, and g^T x goes into dw or, MOVE, takes w an SGD step further.
 
@@ -90,7 +90,7 @@ def linear_backward(
         other=0.0,
     )  # fmt: skip
     inputs = tl.where(before <= 0, 0.0, before) if RECTIFY else before
-    rate, kept = step_of(lr, keep, client, MOVE, RATES, KEEPS)
+    step = rates_of(lr, keep, client, MOVE, RATES, KEEPS)
     scale = 1.0
     unscale = 1.0
     x_unscale = 1.0
@@ -108,10 +108,11 @@ def linear_backward(
             other=0.0,
         )
         rows = (wide.to(tl.float32) * scale).to(KIND) if HALF else wide.to(KIND)
-        at = client * w_client + o[:, None] * IN + i[None, :]
+        index = o[:, None] * IN + i[None, :]
         real = (o < OUT)[:, None] & (i < IN)[None, :]
         if BY_INPUT or MOVE:
-            weights = tl.load(w + at) if EVEN else tl.load(w + at, mask=real, other=0.0)
+            at = w + client * w_client + index
+            weights = tl.load(at) if EVEN else tl.load(at, mask=real, other=0.0)
         if BY_INPUT:
             if HALF:
                 w_scale, w_unscale = headroom(tl.max(tl.max(tl.abs(weights), 1), 0))
@@ -119,21 +120,75 @@ def linear_backward(
                 total += tl.dot(rows, narrow, input_precision=PRECISION) * w_unscale
             else:
                 total = tl.dot(rows, weights.to(KIND), total, input_precision=PRECISION)
-        change = tl.dot(tl.trans(rows), inputs, input_precision=PRECISION) * (unscale * x_unscale)
-        if MOVE:
-            moved = kept * weights - tl.where(rate == 0, 0.0, rate * change)
-            tl.store(w + at, moved, mask=real)
-        else:
-            tl.store(dw + (client * OUT + o[:, None]) * IN + i[None, :], change, mask=real)
+        if BY_WEIGHT:
+            change = tl.dot(tl.trans(rows), inputs, input_precision=PRECISION)
+            change = change * (unscale * x_unscale)
+            if MOVE:
+                moved = step[1] * weights - tl.where(step[0] == 0, 0.0, step[0] * change)
+                tl.store(w + client * w_client + index, moved, mask=real)
+            else:
+                tl.store(dw + (client * OUT + o[:, None]) * IN + i[None, :], change, mask=real)
         if BIAS and tile == 0:
             slope = tl.sum(wide.to(tl.float32), 0)
-            settle(b + client * b_client + o, slope, o < OUT, rate, kept, MOVE)
+            settle(b + client * b_client, o, 0, slope, o < OUT, step, MOVE, 0, 0, 0, 0)
     if BY_INPUT:
         to = gx + (client * R + r[:, None]) * IN + i[None, :]
         total = total * unscale
         if RECTIFY:
             total = tl.where(before <= 0, 0.0, total)
         tl.store(to, total.to(gx.dtype.element_ty), mask=here & (i < IN)[None, :])
+
+
+@triton.jit(do_not_specialize=["R", "each"])
+def linear_step(
+    g, x, w, b, lr, keep, more, shared, shared_more, own, own_more, table, live, peaks, R,
+    x_client, x_row, w_client, b_client, each, behind, table_next, table_client, more_client,
+    shared_one, shared_more_one, own_client, own_more_client,
+    IN: tl.constexpr, OUT: tl.constexpr, BIAS: tl.constexpr, MOVE: tl.constexpr,
+    RATES: tl.constexpr, KEEPS: tl.constexpr, CARRIED: tl.constexpr, SHARED: tl.constexpr,
+    OWN: tl.constexpr, NEEDS: tl.constexpr, RECTIFY: tl.constexpr, KIND: tl.constexpr,
+    HALF: tl.constexpr, PRECISION: tl.constexpr, BR: tl.constexpr, BI: tl.constexpr,
+    BO: tl.constexpr,
+):  # fmt: skip
+    """Take a tile of w, and what else moves with it, a step further by g^T x; and the bias b.
+
+    Everything is read and written once.  The rest is as in `linear_backward`.
+    """
+    client = tl.program_id(1).to(tl.int64)
+    i = tl.program_id(0) * BI + tl.arange(0, BI)
+    o = tl.program_id(2) * BO + tl.arange(0, BO)
+    r = tl.arange(0, BR)
+    here = (r < R)[:, None]
+    wide = tl.load(
+        g + (client * R + r[:, None]) * OUT + o[None, :], mask=here & (o < OUT)[None, :], other=0.0
+    )
+    inputs = tl.load(
+        x + client * x_client + r[:, None] * x_row + i[None, :], mask=here & (i < IN)[None, :],
+        other=0.0,
+    )  # fmt: skip
+    step = step_of(
+        lr, keep, more, shared, shared_more, own, own_more, table, live, client, each, table_next,
+        table_client, more_client, shared_one, shared_more_one, own_client, own_more_client,
+        MOVE, RATES, KEEPS, CARRIED, SHARED, OWN,
+    )  # fmt: skip
+    index = o[:, None] * IN + i[None, :]
+    real = (o < OUT)[:, None] & (i < IN)[None, :]
+    if RECTIFY:
+        inputs = tl.where(inputs <= 0, 0.0, inputs)
+    unscale = 1.0
+    rows = wide
+    if HALF:
+        scale, g_unscale = headroom(tl.load(peaks + client))
+        x_scale, x_unscale = headroom(tl.max(tl.max(tl.abs(inputs), 1), 0))
+        inputs = inputs.to(tl.float32) * x_scale
+        rows = wide.to(tl.float32) * scale
+        unscale = g_unscale * x_unscale
+    change = tl.dot(tl.trans(rows.to(KIND)), inputs.to(KIND), input_precision=PRECISION) * unscale
+    settle(w + client * w_client, index, 0, change, real, step, MOVE, CARRIED, SHARED, OWN, NEEDS)
+    if BIAS and tl.program_id(0) == 0:
+        slope = tl.sum(wide.to(tl.float32), 0)
+        settle(b + client * b_client, o, behind, slope, o < OUT, step, MOVE, CARRIED, SHARED, OWN,
+               NEEDS)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["R"])

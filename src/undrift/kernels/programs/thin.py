@@ -190,17 +190,20 @@ def thin_weight_gradient(
     tl.store(parts + rows * (2 * BN * DEPTH) + n[:, None] * DEPTH + k[None, :], total)
 
 
-@triton.jit(do_not_specialize=["clients"])
+@triton.jit(do_not_specialize=["clients", "each"])
 def sum_pairs(
-    parts, w, b, lr, keep, clients, w_client, b_client,
+    parts, w, b, lr, keep, more, shared, shared_more, own, own_more, table, live, clients,
+    w_client, b_client, each, behind, table_next, table_client, more_client, shared_one,
+    shared_more_one, own_client, own_more_client,
     CI: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     DEPTH: tl.constexpr, BIAS: tl.constexpr, MOVE: tl.constexpr, RATES: tl.constexpr,
-    KEEPS: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr,
+    KEEPS: tl.constexpr, CARRIED: tl.constexpr, SHARED: tl.constexpr, OWN: tl.constexpr,
+    NEEDS: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Add splits and sides up: w[client, co, ci, kh, kw] and, from the channel of ones, b.
 
     In the order in which parts lie, so that loads are whole lines; the few stores are scattered.
-    MOVE: w and b take an SGD step instead.
+    MOVE: w and b take a step instead.
     """
     LINE: tl.constexpr = (KW + 1) * 4
     BLOCKS: tl.constexpr = (CO + BN - 1) // BN
@@ -217,10 +220,15 @@ def sum_pairs(
         start = parts + (split * clients + client) * (BLOCKS * 2 * BN * DEPTH)
         total += tl.load(start + left, mask=tap, other=0.0)
         total += tl.load(start + left + BN * DEPTH + 4, mask=tap, other=0.0)
-    rate, kept = step_of(lr, keep, client, MOVE, RATES, KEEPS)
+    step = step_of(
+        lr, keep, more, shared, shared_more, own, own_more, table, live, client, each, table_next,
+        table_client, more_client, shared_one, shared_more_one, own_client, own_more_client,
+        MOVE, RATES, KEEPS, CARRIED, SHARED, OWN,
+    )  # fmt: skip
     to = (co * (CI * KH * KW))[:, None] + (ci * (KH * KW) + kh * KW + kw)[None, :]
-    settle(w + client * w_client + to, total, tap & (ci < CI)[None, :], rate, kept, MOVE)
+    settle(w + client * w_client, to, 0, total, tap & (ci < CI)[None, :], step, MOVE, CARRIED,
+           SHARED, OWN, NEEDS)  # fmt: skip
     if BIAS:
         one = tap & ((ci == 3) & (kh == 0) & (kw == 0))[None, :]
-        shift = b + client * b_client + co[:, None] + 0 * k[None, :]
-        settle(shift, total, one, rate, kept, MOVE)
+        settle(b + client * b_client, co[:, None] + 0 * k[None, :], behind, total, one, step, MOVE,
+               CARRIED, SHARED, OWN, NEEDS)  # fmt: skip

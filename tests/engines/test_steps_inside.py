@@ -112,7 +112,7 @@ def test_rounds_of_other_lengths_between_whole_ones(name, recorded, monkeypatch)
     alone.run(14)
     (runner,) = fast.engine._rounds
     assert runner.lanes is None and {"round", "finish"} <= set(runner._pieces)
-    assert len(set(taken)) > 2
+    assert len(set(taken)) > 1
     same(alone, fast)
 
 

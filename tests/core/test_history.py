@@ -239,10 +239,13 @@ def test_which_layers_remember():
     assert not pays(wide, "tf32", Extent(1, 50, 20, 10))  # a longer history than outputs
     assert not pays(wide, "tf32", Extent(1, 5, 5, 10))  # few clients: launches count
     assert not pays(nn.Linear(128, 10), "tf32", extent)
-    scaffold = Vectors(shared=2, own=1, carried=2, in_place=False)  # with momentum
+    scaffold = Vectors(shared=2, own=1, carried=2, in_place=False, inside=True)  # with momentum
     assert pays(wide, "bf16", extent, vectors=scaffold)
-    long = Extent(1, 100, 10, 50)  # as many examples as outputs: moving is as good
-    assert not pays(nn.Linear(1600, 384, device="meta"), "bf16", long, vectors=scaffold)
+    other = nn.Linear(1600, 384, device="meta")
+    assert pays(other, "bf16", Extent(1, 100, 10, 50), vectors=scaffold)
+    long = Extent(1, 100, 20, 50)  # more examples than outputs: moving is as good
+    assert not pays(other, "bf16", long, vectors=scaffold)
+    assert pays(other, "bf16", long, vectors=scaffold._replace(inside=False))  # but not by hand
 
 
 def test_slots_that_a_step_brought_are_not_written():

@@ -20,7 +20,7 @@ from undrift.kernels.linear import LinearProblem
 from undrift.testing.compare import distance
 
 C, E = 4, 2  # clients, experiments
-BOUND = {"tf32": 2e-3, "fp16": 2e-3, "float32": 1e-5}
+BOUND = {"tf32": 2e-2, "fp16": 2e-2, "float32": 1e-5}  # rounding turns signs behind ReLU
 FORMS = [(1, 0, 0), (1, 1, 1), (2, 1, 0), (2, 2, 2)]  # vectors that move, shared, own
 
 

@@ -31,7 +31,6 @@ from undrift.core.task import Batch, Task
 from undrift.core.tree import EMPTY, Tree, leaves, structure, tree_map
 from undrift.core.views import Carry, key_of
 from undrift.data.work import Work
-from undrift.engines.branches import side_by_side
 from undrift.engines.engine import Engine, Outcome, Trained
 from undrift.engines.examples import Examples
 from undrift.engines.fused import Fused
@@ -414,18 +413,14 @@ class DeviceRound:
             drawn.append((broadcast.round, broadcast.seed))
             carries.append(group.start(broadcast, clients))
         buffers.put("k", torch.zeros((), dtype=self.task.dtype, device=self.device))
-        decides = self._undecided and self.lanes is None and self.shape.room.steps > 0
-
-        def seat() -> None:
-            self._put_carries(carries)
-            if not decides:
-                self._begin_histories()
-
-        # many small kernels beside a few that wait for memory
-        side_by_side([partial(self._draw_batches, drawn), seat], self.device)
-        if decides:
+        # (not side by side, though they could be: the host queues a graph that forks more slowly)
+        self._draw_batches(drawn)
+        self._put_carries(carries)
+        if self._undecided and self.lanes is None and self.shape.room.steps:
             self._decide()
-            self._begin_histories()
+        if self.histories is not None:
+            self.histories.begin(buffers["broadcast 0"].w, *self._vectors())
+            self.histories.wait(buffers["clients 0"].steps)
 
     def _draw_batches(self, drawn: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Draw what everybody reads, given rounds and seeds."""
@@ -438,11 +433,6 @@ class DeviceRound:
         buffers.put("rows", self.data.rows(buffers["info"].id, buffers["order"]))
         if self.reading.ready:
             self.reading.lay_out()
-
-    def _begin_histories(self) -> None:
-        if self.histories is not None:
-            self.histories.begin(self.buffers["broadcast 0"].w, *self._vectors())
-            self.histories.wait(self.buffers["clients 0"].steps)
 
     def _probed(self, g: int, group: Group, part: slice) -> tuple[Broadcast, Client]:
         """Add to what was written what everybody finds at the received model."""

@@ -31,6 +31,7 @@ from undrift.core.task import Batch, Task
 from undrift.core.tree import EMPTY, Tree, leaves, rebuild, structure
 from undrift.core.views import Carry
 from undrift.engines.fused import Fused
+from undrift.engines.graphs import copy_all
 from undrift.engines.group import Group, NoPasses, split
 from undrift.engines.linearity import alike, reach, reads, zero
 from undrift.kernels.settling import fits
@@ -156,8 +157,10 @@ class LinearChain:
 
         Gradients need not be known.
         """
-        found: tuple[Tensor, Tensor] = self._advance(*self._short.of(step))
-        return found
+        moved, live, *after = self._advance(*self._short.of(step))
+        held = [v for i, v in enumerate(leaves(step.held)) if i not in self.places.carried]
+        copy_all(held, after)  # one launch; compiled, they would be one each
+        return moved, live
 
     def apply(self, moved: Tensor, live: Tensor, step: Step) -> None:
         """Move those parameters whose gradients are there."""
@@ -185,13 +188,12 @@ class LinearChain:
     def _advanced(
         self, numbers: Any, sent: Broadcast, clients: Client, held: Carry, batch: Batch,
         keys: Tensor, k: Tensor, found: Found,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> list[Tensor]:  # fmt: skip
         after = leaves(self._moved(numbers, sent, clients, held, batch, keys, k, found))
-        moved = torch.stack([after[i][..., : self.places.number] for i in self.places.carried])
-        for i, (old, new) in enumerate(zip(leaves(held), after, strict=True)):
-            if i not in self.places.carried:
-                old.copy_(new)
-        return moved, k[:, None] < clients.steps
+        carried = self.places.carried
+        moved = torch.stack([after[i][..., : self.places.number] for i in carried])
+        others = [v for i, v in enumerate(after) if i not in carried]
+        return [moved, k[:, None] < clients.steps, *others]
 
     def _renewed(self, counters: Numbers, moved: Tensor, k: Tensor, steps: Tensor) -> Tree:
         assert self._histories is not None, "told before"

@@ -24,10 +24,9 @@ if interpreted():
 MOST = 2  # vectors of each client, states, and sums of one launch
 ALL = 2**15  # clients of a program: however many there are
 MOST_SHARED = 3
-# Weights are made twice, from as many rows.  On an H200 that took 118 us instead of the 387 of
-# writing and reading 80 million weights with 50 rows, but 618 instead of 620 with 500, and all
-# other weights 130 more.
-MOST_ROWS = 256
+# Weights are made from as many rows.  On an H200 that took 346 us with 500 of them for 61 million
+# weights, where writing and reading took about 500; with 50, 109 instead of 387 for 80 million.
+MOST_ROWS = 600
 
 
 def takes(p: LinearProblem, size: Size) -> bool:

@@ -7,7 +7,7 @@ from torch import nn
 import undrift as fl
 from undrift.core import histories
 from undrift.core.seam import Seam
-from undrift.engines import device_round, stepping
+from undrift.engines import deciding, device_round, stepping
 from undrift.kernels.settling import fits
 from undrift.testing.compare import distance
 from undrift.testing.world import numbers
@@ -30,7 +30,7 @@ CHAINS = {
 @pytest.fixture(autouse=True)
 def _inside(monkeypatch):
     """As on a CUDA device; and nothing is remembered."""
-    monkeypatch.setattr(device_round, "STEPS_INSIDE", {"cpu"})
+    monkeypatch.setattr(deciding, "STEPS_INSIDE", {"cpu"})
     monkeypatch.setattr(histories, "pays", lambda *_: False)
 
 

@@ -23,14 +23,14 @@ from torch.func import vmap
 
 from undrift.core.algorithm import Algorithm, Broadcast, Client, Row, Server
 from undrift.core.histories import Histories
-from undrift.core.history import PLAIN, Extent, Vectors
-from undrift.core.local import Sgd
-from undrift.core.round import Found, shares_gradient
+from undrift.core.history import Extent
+from undrift.core.round import shares_gradient
 from undrift.core.rule import ClientInfo
 from undrift.core.task import Batch, Task
 from undrift.core.tree import EMPTY, Tree, leaves, structure, tree_map
 from undrift.core.views import Carry, key_of
 from undrift.data.work import Work
+from undrift.engines.deciding import Deciding
 from undrift.engines.engine import Engine, Outcome, Trained
 from undrift.engines.examples import Examples
 from undrift.engines.fused import Fused
@@ -40,22 +40,18 @@ from undrift.engines.graphs import (
     aligned,
     copied,
     graph_pool,
-    own,
     spread_into,
 )
 from undrift.engines.group import Group, Servers, client_structure, split
 from undrift.engines.lanes import IDLE, Lanes, cohorts, lanes_for
-from undrift.engines.linear_chain import LinearChain, Step
 from undrift.engines.linear_end import LinearEnd
 from undrift.engines.loading import Loading
 from undrift.engines.looks import Looks
-from undrift.engines.plain import is_plain, is_sequence
 from undrift.engines.reading import Reading
-from undrift.engines.stepping import Seat, Stepping
+from undrift.engines.stepping import Seat
 from undrift.engines.turns import Crew, Done, Shape, Turn, grouped
 
 MOST_STEPS = 16  # that are recorded as one
-STEPS_INSIDE = {"cuda"}  # where layers take the steps of any linear chain while going back
 
 
 class DeviceRound:
@@ -100,19 +96,17 @@ class DeviceRound:
         self.looks = Looks(self.task, self.data, self.buffers, shape.examples)
         for g, crew in enumerate(self.crews):
             self.looks.spread(g, crew.group, [engines[i] for i in crew.members], shape.clients)
-        one = len(self.groups) == 1 and self.groups[0].numbers is None
-        plain = one and is_plain(algos[0]) and is_sequence(self.task.module)
         self.lanes = self._make_lanes(engines)
         numbers = self._count[: room.steps].to(self.task.dtype)
         self.reading = Reading(
             self.data, self.buffers, numbers, ready=self._lies_ready(), compiled=compiled
         )
-        self.histories = self._make_histories() if in_place and plain else None
-        self.stepping = Stepping(self.task, self.device, in_place and plain, self.histories)
+        extent = Extent(len(algos), shape.clients, room.steps, room.batch)
+        about = (self.task, self.algos, self.groups, extent, self.device)
+        self.deciding = Deciding(*about, lanes=self.lanes is not None, in_place=in_place)
+        self.stepping = self.deciding.stepping
         self.end: LinearEnd | None = None  # of layers that remember: without writing their weights
         self._written = True  # whether the models that clients ended with are
-        # whether a chain of rules is linear is found out when there is something to look at
-        self._undecided = self.histories is not None or (in_place and self._may_be_linear())
         self.pool = graph_pool(self.device)
         self._pieces: dict[Any, Piece] = {}
         self._held: dict[Any, dict[str, Tree]] = {}  # by piece
@@ -132,98 +126,13 @@ class DeviceRound:
         widths = lanes_for(some, IDLE[self.device.type] / each)
         return None if widths is None else Lanes(self.groups, widths)
 
-    def _make_histories(self, vectors: Vectors = PLAIN) -> Histories | None:
-        """Let wide layers remember their steps where that moves less memory."""
-        if self.lanes is not None:
-            return None  # there clients end at different times
-        local = self.algos[0].local
-        assert isinstance(local, Sgd), "asked for before"
-        return Histories.for_task(self.task, local, self._extent(), self.device, vectors)
-
-    def _extent(self) -> Extent:
-        room = self.shape.room
-        return Extent(len(self.algos), self.shape.clients, room.steps, room.batch)
-
-    def _may_be_linear(self) -> bool:
-        """Whether it is worth a look: finding out takes a second."""
-        if not is_sequence(self.task.module) or self.task.seam is None:
-            return False
-        alone = self.lanes is None and len(self.groups) == 1
-        return self._may_step_inside or (alone and Histories.could_pay(self.task, self._extent()))
+    def _room(self, tree: Tree) -> Tree:
+        return self.deciding.room(tree)
 
     @property
-    def _may_step_inside(self) -> bool:
-        """Whether layers could take the steps of rules while going back."""
-        return self.device.type in STEPS_INSIDE and not self.stepping.in_place
-
-    def _room(self, tree: Tree) -> Tree:
-        """Copy clients' trees [..., C, ...] to where they will stay.
-
-        If kernels may move or close them, vectors begin where they load best: it is not known yet,
-        but almost.  Elsewhere the compiler loads best what has no gaps.
-        """
-        if not self._undecided:
-            return tree_map(own, tree)
-        size = self.task.size
-        return tree_map(lambda v: aligned(v) if v.shape[-1:] == (size,) else own(v), tree)
-
-    def _decide(self) -> None:
-        """Find out which rules are linear: layers then step by themselves, or remember steps."""
-        self._undecided = False
-        batch, keys, number = self.reading.next()
-        self.buffers["k"].zero_()  # nobody has taken a step
-        seats = [self._seat(g) for g in range(len(self.groups))]
-        steps = self._examples(seats, batch, keys, number)
-        if self.histories is None:
-            self._find_chains(self.groups, steps, batch)
-            self._remember_chain(steps[0])
-        if self.histories is not None:
-            parts = (self.stepping.chains.get(0), self.histories)
-            self.end = LinearEnd.find(self.groups[0], steps[0], *parts)
-
-    def _decide_on_lanes(self) -> None:
-        """Find out the same of clients on lanes, where nothing is remembered."""
-        assert self.lanes is not None, "asked for before"
-        self._undecided = False
-        batch, keys, number = self.lanes.read(self.data, self.buffers, self.task.dtype)
-        steps = self._examples(self.lanes.seats, batch, keys, number)
-        self._find_chains(self.lanes.groups, steps, batch)
-
-    def _examples(
-        self, seats: Sequence[Seat], batch: Batch, keys: Tensor, number: Tensor
-    ) -> list[Step]:
-        """Give a step of every group, to be looked at."""
-        made = []
-        for seat, part in zip(seats, split([len(s.carry.w) for s in seats]), strict=True):
-            mine: Any = tree_map(lambda v, part=part: v[part], (batch, keys, number))
-            nothing = torch.zeros_like(seat.carry.loss)
-            scores = dict.fromkeys(self.task.metrics, nothing)
-            found = Found(seat.carry.w, {}, nothing, scores, seat.carry.buffers)
-            made.append(Step(*seat, *mine, found))  # type: ignore[call-arg]
-        return made
-
-    def _find_chains(self, groups: Sequence[Group], steps: Sequence[Step], batch: Batch) -> None:
-        """Look at the rules of groups that go forward and back by themselves."""
-        if any(count > 1 for count in self.stepping.branches(groups, batch)):
-            return
-        for g, (group, step) in enumerate(zip(groups, steps, strict=True)):
-            chain = LinearChain.find(group, step, self.task.size)
-            if chain is not None and (chain.fits or self.lanes is None):
-                self.stepping.chains[g] = chain
-
-    def _remember_chain(self, step: Step) -> None:
-        """Let wide layers remember their steps where that pays, or forget the chain."""
-        chain = self.stepping.chains.get(0)
-        if chain is None or len(self.groups) > 1:
-            return
-        inside = chain.fits and self._may_step_inside
-        vectors = chain.vectors._replace(in_place=self.stepping.in_place, inside=inside)
-        if chain.may_remember(step):
-            self.histories = self.stepping.histories = self._make_histories(vectors)
-        if self.histories is not None:
-            chain.remember(self.histories)
-        elif not inside:
-            self.stepping.chains.clear()
+    def histories(self) -> Histories | None:
+        """What wide layers remember, if they do."""
+        return self.stepping.histories
 
     def _vectors(self) -> tuple[list[Tensor], list[Tensor]]:
         """Give what weights are made of besides the received model and gradients."""
@@ -255,7 +164,8 @@ class DeviceRound:
 
     def _is_one_piece(self, steps: list[list[list[int]]]) -> bool:
         """Whether a round has nothing that depends on who takes part: then it is one recording."""
-        if self._undecided or self.lanes is not None or self.looks.lanes or not self.reading.ready:
+        waits = self.deciding.pending or self.looks.lanes or self.lanes is not None
+        if waits or not self.reading.ready:
             return False
         return _most(steps) == self.shape.room.steps
 
@@ -296,8 +206,9 @@ class DeviceRound:
         """Take the local steps of everybody, given by crew, experiment and client."""
         if self.lanes is not None:
             self.lanes.take_places([self._seat(g) for g in range(len(self.groups))], self._room)
-            if self._undecided:
-                self._decide_on_lanes()
+            if self.deciding.pending:
+                read = self.lanes.read(self.data, self.buffers, self.task.dtype)
+                self.deciding.decide(self.lanes.groups, self.lanes.seats, read)
             self.lanes.run(steps, lambda: self._piece("step", self._lanes_step))
             return
         left = _most(steps)
@@ -416,8 +327,10 @@ class DeviceRound:
         # (not side by side, though they could be: the host queues a graph that forks more slowly)
         self._draw_batches(drawn)
         self._put_carries(carries)
-        if self._undecided and self.lanes is None and self.shape.room.steps:
-            self._decide()
+        if self.deciding.pending and self.lanes is None and self.shape.room.steps:
+            seats = [self._seat(g) for g in range(len(self.groups))]
+            self.end = self.deciding.decide(self.groups, seats, self.reading.next())
+            buffers["k"].zero_()  # nobody has taken a step
         if self.histories is not None:
             self.histories.begin(buffers["broadcast 0"].w, *self._vectors())
             self.histories.wait(buffers["clients 0"].steps)

@@ -31,7 +31,6 @@ from undrift.core.task import Batch, Task
 from undrift.core.tree import EMPTY, Tree, leaves, rebuild, structure
 from undrift.core.views import Carry
 from undrift.engines.fused import Fused
-from undrift.engines.graphs import copy_all
 from undrift.engines.group import Group, NoPasses, split
 from undrift.engines.linearity import alike, reach, reads, zero
 from undrift.kernels.settling import fits
@@ -157,10 +156,8 @@ class LinearChain:
 
         Gradients need not be known.
         """
-        moved, live, *after = self._advance(*self._short.of(step))
-        held = [v for i, v in enumerate(leaves(step.held)) if i not in self.places.carried]
-        copy_all(held, after)  # one launch; compiled, they would be one each
-        return moved, live
+        found: tuple[Tensor, Tensor] = self._advance(*self._short.of(step))
+        return found
 
     def apply(self, moved: Tensor, live: Tensor, step: Step) -> None:
         """Move those parameters whose gradients are there."""
@@ -188,12 +185,13 @@ class LinearChain:
     def _advanced(
         self, numbers: Any, sent: Broadcast, clients: Client, held: Carry, batch: Batch,
         keys: Tensor, k: Tensor, found: Found,
-    ) -> list[Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         after = leaves(self._moved(numbers, sent, clients, held, batch, keys, k, found))
-        carried = self.places.carried
-        moved = torch.stack([after[i][..., : self.places.number] for i in carried])
-        others = [v for i, v in enumerate(after) if i not in carried]
-        return [moved, k[:, None] < clients.steps, *others]
+        moved = torch.stack([after[i][..., : self.places.number] for i in self.places.carried])
+        for i, (old, new) in enumerate(zip(leaves(held), after, strict=True)):
+            if i not in self.places.carried:
+                old.copy_(new)
+        return moved, k[:, None] < clients.steps
 
     def _renewed(self, counters: Numbers, moved: Tensor, k: Tensor, steps: Tensor) -> Tree:
         assert self._histories is not None, "told before"
@@ -233,7 +231,9 @@ class Short:
         # (from the forties on: rules put a few numbers side by side, too)
         self.length = next(n for n in range(40 + places.number, 10**6) if n not in others)
         self.places = places
-        ones = torch.eye(self.length, dtype=step.held.w.dtype, device=step.held.w.device)
+        # each in memory of its own: compiled code copies what does not begin at 16 bytes
+        whole = torch.eye(self.length, dtype=step.held.w.dtype, device=step.held.w.device)
+        ones = [row.clone() for row in whole[: places.number + 1]]
         wide = [row.expand(*lead, -1) for row in ones]
         carried, shared = len(places.carried), len(places.shared)
         self._carried, self._gradient = wide[:carried], wide[carried]

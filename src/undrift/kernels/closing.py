@@ -135,7 +135,7 @@ def _candidates() -> list[Configuration]:
     # (inputs and outputs of a tile, clients of a program, warps, stages)
     tiles = [(64, 64, ALL, 4, 3), (64, 64, ALL, 4, 2), (32, 64, ALL, 4, 3), (64, 32, ALL, 4, 3)]
     tiles += [(64, 64, ALL, 8, 3), (128, 64, ALL, 8, 2), (64, 64, 25, 4, 3), (64, 64, 10, 4, 3)]
-    tiles += [(128, 64, 25, 8, 2), (128, 64, 10, 8, 3), (128, 128, 25, 8, 2), (32, 64, 25, 4, 2)]
+    tiles += [(128, 64, 25, 8, 2), (128, 64, 10, 8, 3), (32, 64, 25, 4, 3), (64, 64, ALL, 4, 4)]
     if interpreted():
         tiles = [(32, 32, 2, 4, 2), (32, 32, ALL, 4, 2)]
     return [dict(BI=i, BO=o, BC=c, num_warps=w, num_stages=s) for i, o, c, w, s in tiles]

@@ -1,7 +1,9 @@
-"""Compile the programs of a cohort's BatchNorm for a card of compute capability 9.0, without one.
+"""Compile programs for a card of compute capability 9.0, without one.
 
-A process of its own: where the interpreter was asked for, there is no compiler.  Writes one line of
-JSON per program: its name, and the widths of its loads and stores as PTX calls them.
+Those of a cohort's BatchNorm, in a precision, or "steps": those that take the step of a chain where
+gradients are made.  A process of its own: where the interpreter was asked for, there is no
+compiler.  Writes one line of JSON per program: its name, and the widths of its loads and stores as
+PTX calls them.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler import compile as compiled
 
-from undrift.kernels import batchnorm
-from undrift.kernels.problem import TYPES, Norm
+from undrift.kernels import batchnorm, launches, linear, settling
+from undrift.kernels.problem import TYPES, Norm, Problem, thin
 from undrift.kernels.tuner import Launch
 
 POINTERS = {
@@ -27,9 +29,9 @@ POINTERS = {
     torch.float16: "*fp16",
     torch.uint8: "*u8",
     torch.int8: "*i8",
+    torch.bool: "*i1",
 }
 ALIGNED = [["tt.divisibility", 16]]
-ANY = ("B", "splits")  # not specialised
 SHAPES = {  # batch, channels, pixels a side, pooled
     "float32": (100, 64, 8, False),
     "bf16": (100, 512, 2, True),
@@ -38,6 +40,7 @@ SHAPES = {  # batch, channels, pixels a side, pooled
 
 def compile_for_hopper(launch: Launch) -> Any:
     """Compile as a launch with these arguments would: ones and multiples of 16 are known."""
+    any_value = {p.name for p in launch.program.params if p.do_not_specialize}
     signature: dict[str, str] = {}
     constants = {n: v for n, v in launch.constants.items() if n in launch.program.arg_names}
     attributes: dict[tuple[int, ...], Any] = {}
@@ -48,11 +51,11 @@ def compile_for_hopper(launch: Launch) -> Any:
             signature[name], attributes[(i,)] = POINTERS[value.dtype], ALIGNED
         elif isinstance(value, float):
             signature[name] = "fp32"
-        elif value == 1 and name not in ANY:
+        elif value == 1 and name not in any_value:
             constants[name] = 1
         else:
             signature[name] = "i32"
-            if value % 16 == 0 and name not in ANY:
+            if value % 16 == 0 and name not in any_value:
                 attributes[(i,)] = ALIGNED
     signature |= dict.fromkeys(constants, "constexpr")
     source = ASTSource(launch.program, signature, constants, attributes)
@@ -67,8 +70,38 @@ def report(launch: Launch) -> None:
     print(json.dumps([launch.program.__name__, widths]))
 
 
-def main(precision: str) -> None:
+def steps() -> None:
+    """Compile what moves weights under SCAFFOLD with momentum."""
+    clients, size = 2, 120_000
+
+    def vectors(count: int) -> list[Tensor]:
+        return [torch.empty((clients, size)) for _ in range(count)]
+
+    live = torch.ones(clients, dtype=torch.bool)
+    needs = ((0, 1, 2, 3, 4), (1, 2, 3, 4))
+    step = settling.ChainStep(
+        vectors(1), vectors(1), vectors(1), torch.empty(2, clients, 5), live, needs, 1.0, 102_400
+    )
+    (w,) = vectors(1)
+    second = Problem(clients, 50, 14, 14, 64, 64, (5, 5), precision="bf16")
+    weights, bias = w[:, :102_400].view(clients, 64, 64, 5, 5), w[:, 102_400:102_464]
+    sums = torch.empty((clients, 7, 64))
+    launches.sum_parts(second, 4, torch.empty(1), sums, weights, bias, step).run()
+    first = second._replace(height=32, width=32, inputs=3)
+    form, wide = thin(first), w[:, :4800].view(clients, 64, 3, 5, 5)
+    launches.sum_pairs(first, form, dict(BN=64, SPLIT=4), sums, wide, bias, step).run()
+    settling.take(step, w, torch.empty((clients, size)))
+    p = linear.LinearProblem(clients, 50, 1600, 64, "bf16")
+    g, x = (torch.empty((clients, 50, n), dtype=torch.bfloat16) for n in (64, 1600))
+    linear.descend(p, g, x, weights.view(clients, 64, 1600), bias, step, True, torch.bfloat16)
+
+
+def main(what: str) -> None:
     Launch.run = report  # type: ignore[method-assign]
+    if what == "steps":
+        steps()
+        return
+    precision = what
     images, channels, pixels, pool = SHAPES[precision]
     kind = TYPES[precision]
     x = torch.empty((2, images, pixels, pixels, channels), dtype=kind).movedim(-1, 2)

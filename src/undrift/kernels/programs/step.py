@@ -113,7 +113,7 @@ def settle(
     tl.store(at, value, mask=mask)
 
 
-@triton.jit(do_not_specialize=["size", "each"])
+@triton.jit(do_not_specialize=["each"])
 def take(
     gradient, w, lr, keep, more, shared, shared_more, own, own_more, table, live, size, w_client,
     each, behind, table_next, table_client, more_client, shared_one, shared_more_one, own_client,

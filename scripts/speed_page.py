@@ -78,7 +78,7 @@ def older(found: dict[str, Any]) -> str:
 LAYERS = (
     *("convolve", "thin_convolve", "weight_gradient", "thin_weight_gradient", "linear", "drop"),
     *("linear_backward", "unfinish", "pack_weights", "pack_images", "sum_parts", "sum_splits"),
-    *("add_rows", "max_pool", "sum_pairs", "pack_pairs"),
+    *("add_rows", "max_pool", "sum_pairs", "pack_pairs", "linear_step", "take"),
     *("threshold_kernel", "clamp_scalar"),  # ReLU
 )
 
@@ -128,14 +128,15 @@ def profiles(results: list[dict[str, Any]]) -> str:
 Milliseconds of one round: the kernels of forward and backward (layers), of the rules, the optimizer, the loss and the sums (algebra, as compiled),
 everything else, and gaps between kernels. The floors are the operations over the rate of a large
 matrix product, and the bytes of weights and states, each read and written as often as the chain of
-rules asks for where all weights move in every step, over the rate of a large copy. Wide layers that remember their
-steps instead (the one of pfl_cifar, under any linear chain; that of feddyn_100 under plain SGD) need less.
+rules asks for where all weights move in every step and gradients are stored, over the rate of a large copy. Layers that take their step
+where they make their gradient need less, and so do wide layers that remember their steps (those of pfl_cifar and feddyn_100).
+Kernels that do both at once (`linear_step`, `sum_parts`, `sum_pairs`, `take`) count as layers and as passes, with all that the step reads and writes.
 
 {table(head, rows)}
 `but layers` is the share of a round that is not kernels of layers{PASSES if timed else ""}. It is small where a step is much
 work for one kernel (feddyn_100). In small work it is the start of kernels, the drawing of batches and
-the way of the cohort's weights in and out; with SCAFFOLD and momentum it is their states: on pfl_cifar read, renewed and
-put back once a round, on feddyn_cnn read and written in every step.
+the way of the cohort's weights in and out; with SCAFFOLD on pfl_cifar it is client states, which are read, renewed and
+put back once a round.
 
 The longest kernels:
 

@@ -7,6 +7,7 @@ from torch import nn
 import undrift as fl
 from undrift.core import histories
 from undrift.core.seam import Seam
+from undrift.core.tree import EMPTY, record, static
 from undrift.engines import deciding, device_round, stepping
 from undrift.kernels.settling import fits
 from undrift.testing.compare import distance
@@ -32,6 +33,29 @@ def _inside(monkeypatch):
     """As on a CUDA device; and nothing is remembered."""
     monkeypatch.setattr(deciding, "STEPS_INSIDE", {"cpu"})
     monkeypatch.setattr(histories, "pays", lambda *_: False)
+
+
+UNREAD = {  # directions that look at a client's own vector and have nothing of it
+    "zeros": lambda g, view: g + torch.zeros_like(view.mine),
+    "full": lambda g, view: g * torch.full_like(view.mine, 0.5),
+    "forgotten": lambda g, view: (view.mine + view.w, g)[1],
+}
+
+
+@record
+class Unread(fl.Rule):
+    """A rule that keeps a vector of each client, which its steps do not depend on."""
+
+    name: str = static(default="zeros")
+
+    def init_client(self, w, sizes):
+        return torch.zeros_like(w)
+
+    def direction(self, g, view):
+        return UNREAD[self.name](g, view)
+
+    def finish(self, delta, view):
+        return delta, view.mine + delta, EMPTY
 
 
 def network(seed: int) -> nn.Sequential:
@@ -90,6 +114,20 @@ def test_a_chain_inside_is_the_reference(name, traced, monkeypatch):
     assert all(v.stride(-2) * v.element_size() % 64 == 0 for v in carried)
     same(alone, fast)
     assert float((fast.server.w - start).norm()) > 1e-3
+
+
+@pytest.mark.parametrize("remembers", [False, True])
+@pytest.mark.parametrize("name", UNREAD)
+def test_vectors_of_clients_that_no_step_reads(name, remembers, monkeypatch):
+    monkeypatch.setattr(histories, "pays", lambda *_: remembers)
+    rule = fl.Algorithm((Unread(name),), local=MOMENTUM)
+    fast, alone = (world(lambda: rule, **k) for k in ({"graph": True}, {"engine": "reference"}))
+    fast.run(3)
+    alone.run(3)
+    (runner,) = fast.engine._rounds
+    assert runner.stepping.chains and fast.engine.plan()["graph"]
+    assert (runner.histories is not None) == remembers
+    same(alone, fast)
 
 
 def test_rounds_that_are_replayed(recorded):

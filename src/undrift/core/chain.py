@@ -70,7 +70,7 @@ class Chain:
         shared = [v[:, columns].repeat_interleave(each, 0) for v in self.shared]
         read = [*carried, gradient / self.scale, *shared, *own]
         made = [
-            sum(row[:, j, None] * read[j] for j in needs)
+            sum((row[:, j, None] * read[j] for j in needs), torch.zeros_like(carried[0]))
             for row, needs in zip(self.table, self.needs, strict=True)
         ]
         for old, new in zip(carried, made, strict=True):

@@ -205,7 +205,8 @@ class LinearChain:
             for i, needed in enumerate(self._needed):
                 # what is not read has no part in it, not even times 0
                 terms = [moved[i, ..., j, None] * read[j] for j in sorted(needed)]
-                made = torch.where(live[..., None], sum(terms[1:], terms[0]), part.carried[i])
+                total = sum(terms[1:], terms[0]) if terms else torch.zeros_like(read[i])
+                made = torch.where(live[..., None], total, part.carried[i])
                 read.append(made)
             for old, new in zip(part.carried, read[-len(self._needed) :], strict=True):
                 old.copy_(new)
@@ -230,7 +231,7 @@ class Short:
         others = {n for v in leaves(step) for n in v.shape} | {1, 2}
         # (from the forties on: rules put a few numbers side by side, too)
         self.length = next(n for n in range(40 + places.number, 10**6) if n not in others)
-        self.places = places
+        self.places, self._true_length = places, step.held.w.shape[-1]
         # each in memory of its own: compiled code copies what does not begin at 16 bytes
         whole = torch.eye(self.length, dtype=step.held.w.dtype, device=step.held.w.device)
         ones = [row.clone() for row in whole[: places.number + 1]]
@@ -264,12 +265,11 @@ class Short:
 
     def _put(self, tree: Any, places: Sequence[int], vectors: Sequence[Tensor], dims: int) -> Any:
         """Exchange some leaves; others as long as vectors are 0, for nobody reads them."""
-        found, size = leaves(tree), 0
+        found = leaves(tree)
         for place, vector in zip(places, vectors, strict=True):
-            size = found[place].shape[-1]
             found[place] = vector
         for i, v in enumerate(found):
-            if i not in places and v.dim() == dims and v.shape[-1] == size:
+            if i not in places and v.dim() == dims and v.shape[-1] == self._true_length:
                 found[i] = self._none.expand(*v.shape[:-1], -1)
         return rebuild(structure(tree), found)
 

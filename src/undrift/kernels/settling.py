@@ -74,7 +74,7 @@ def take(step: Step, w: Tensor, gradient: Tensor) -> None:
     size, block = w.shape[1], 1024
     with on_device(w):
         given = (gradient, w, *memory, size, w.stride(0), *numbers)
-        grid = (-(-size // block), len(w))
+        grid = (len(w), -(-size // block))  # the first axis has no limit to speak of
         Launch(programs.take, grid, given, dict(BLOCK=block, num_warps=4, **flags)).run()
 
 

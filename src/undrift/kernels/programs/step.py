@@ -122,8 +122,8 @@ def take(
     SHARED: tl.constexpr, OWN: tl.constexpr, NEEDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Take the step of weights w[client, p] whose gradient[client, p] is known."""
-    client = tl.program_id(1).to(tl.int64)
-    p = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    client = tl.program_id(0).to(tl.int64)
+    p = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     step = step_of(
         lr, keep, more, shared, shared_more, own, own_more, table, live, client, each, table_next,
         table_client, more_client, shared_one, shared_more_one, own_client, own_more_client,

@@ -69,7 +69,7 @@ def older(found: dict[str, Any]) -> str:
     """Name the rows that another commit than the others' measured."""
     rows = [r for r in found["results"] if r.get("commit", found["commit"]) != found["commit"]]
     if not rows:
-        return f"\n{measured_at(found)[1:]}{disturbed(found)}\n"
+        return f"\n{measured_at(found)[1:]}\n"
     named = [f"{r['work']} with {NAMES[r['algorithm']]} ({r['commit'][:7]})" for r in rows]
     return f"\nMeasured at commit {found['commit'][:7]}, but earlier: {'; '.join(named)}.\n"
 
@@ -244,7 +244,8 @@ one run, each in an environment of its own. Checked: {found["checked_by"]}.
 
 def peers_gpu() -> str:
     """Compare with other simulators on a GPU, where that was measured."""
-    runs = [found for name in ("pfl_gpu", "peers_gpu") if (found := read(f"{name}_h200.json"))]
+    names = ("pfl_gpu", "pfl_scaffold_gpu", "peers_gpu")
+    runs = [found for name in names if (found := read(f"{name}_h200.json"))]
     if not runs:
         return ""
     return f"""## Other simulators on a GPU
@@ -253,9 +254,15 @@ The work of pfl-research's CIFAR-10 benchmark: 1000 users of 50 images, 50 a rou
 batch 10; every 10 rounds 10,000 test images, and each user of the round judged on its own images
 before and after its training. Peers take turns in one process; medians over blocks of ten rounds
 with their evaluation. pfl, which all are compared with, trains FedAvg, as one process, as its
-benchmark does on one device.
+benchmark does on one device. Its own time differs from machine to machine ({pfl_times(runs)} ms a
+round below), so compare within a table.
 
 {"".join(map(side_by_side, runs))}"""
+
+
+def pfl_times(runs: list[dict[str, Any]]) -> str:
+    taken = sorted(run["peers"]["pfl"]["seconds_per_round"] for run in runs)
+    return ", ".join(f"{1e3 * t:.0f}" for t in taken)
 
 
 def side_by_side(found: dict[str, Any]) -> str:
@@ -278,20 +285,14 @@ def side_by_side(found: dict[str, Any]) -> str:
 
 {table(head, rows)}
 {images}. By means FedAvg is {means:.0f}x pfl, its first block, in which kernels and graphs are
-made, among them.{measured_at(found)}
+made, among them.{measured_at(found)}{cut(found)}
 
 """
 
 
-def disturbed(found: dict[str, Any]) -> str:
-    """Say where the rates of the floors are from, and why, if they are from another run."""
-    known = found.get("ceilings_measured_at")
-    if known is None:
-        return ""
-    return (
-        f" Other work was still on the card when the rates behind the floors and the rows of\n"
-        f"pfl_cifar were measured: the rates are those of {known[:7]}, these rows may be too slow."
-    )
+def cut(found: dict[str, Any]) -> str:
+    """Say who was asked for and not measured."""
+    return f" Not measured: {found['cut']}." if "cut" in found else ""
 
 
 def measured_at(found: dict[str, Any]) -> str:

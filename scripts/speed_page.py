@@ -341,6 +341,7 @@ one epoch of batch 32, client momentum 0.9, Dirichlet(0.1) over classes): {found
 {sums["layers"]:.0f} ms, the algebra {sums["algebra"]:.0f} (it moves {PASSES_OF_THE_GRID} numbers for every weight and step: {least:.0f} ms at the rate of a large copy), everything else
 {sums["rest"]:.0f}; experiments whose clients do different things run side by side, so these overlap. Labels are random here, and
 some of the runs diverge on them: {found["left_out"]["all"]} updates of {len(turns) * 10 * 10 * found["experiments"]:,} were left out as not finite.
+{measured_at(found)[1:]}
 """
 
 

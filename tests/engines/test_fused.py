@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from undrift.engines.fused import Fused
+from undrift.engines.fused import Fused, _alike
 
 
 @pytest.fixture
@@ -84,3 +84,37 @@ def test_settings_are_made_for_what_is_compiled(compiled):
     Fused(lambda v: v + 1, "a sum", compiled=True)(torch.rand(4))
     assert seen == {0: (1, True, False), 1: (1, True, usual)}
     assert config.triton.persistent_reductions == usual
+
+
+@pytest.mark.parametrize("wrong", [None, "result", "in place"])
+def test_a_compiler_that_errs_is_found_out(wrong, monkeypatch, caplog):
+    def compiler(traced, **_):
+        def made(*given):
+            results = list(traced(*given))
+            if wrong == "result":
+                results[0] = results[0] * 1.01
+            if wrong == "in place":
+                given[0][1] += 0.5
+            return [r * (1 + 1e-7) for r in results]
+
+        return made
+
+    monkeypatch.setattr(torch, "compile", compiler)
+
+    def step(w, g):
+        w.sub_(g)
+        return w.sum(), torch.where(w > 0, w, torch.nan)
+
+    w, g = torch.arange(4.0), torch.full((4,), 0.5)
+    fused = Fused(step, "a step", compiled=True, proven=True)
+    with caplog.at_level("INFO", "undrift"):
+        total, _ = fused(w, g)
+    assert fused.is_plain == (wrong is not None) == ("gives other numbers" in caplog.text)
+    assert w.tolist() == [-0.5, 0.5, 1.5, 2.5] and float(total) == pytest.approx(4.0)
+
+
+def test_numbers_that_are_alike():
+    a = torch.tensor([1.0, torch.nan, torch.inf, 1e-9])
+    assert _alike(a * (1 + 1e-6), a) and _alike(a[1:3], a[1:3]) and _alike(a[:0], a[:0])
+    assert not _alike(a * 1.001, a) and not _alike(a.nan_to_num(), a) and not _alike(a[:2], a)
+    assert not _alike(a.double(), a) and not _alike(torch.tensor([2]), torch.tensor([1]))

@@ -30,6 +30,8 @@ class Fused:
 
     It may write into them in place.  Shapes are those of the first call.  Where it cannot be
     traced, `plain` is called instead.  `vectors`: almost all is arithmetic on long vectors.
+    `proven`: what the compiler has made is compared once with the operations as they stand; not
+    for everything, for that takes as much memory as it reads, twice.
     """
 
     def __init__(
@@ -40,9 +42,10 @@ class Fused:
         compiled: bool,
         plain: Callable[..., Tree] | None = None,
         vectors: bool = False,
+        proven: bool = False,
     ) -> None:
         self.function, self.plain, self._vectors = function, plain or function, vectors
-        self.name, self.compiled = name, compiled
+        self.name, self.compiled, self._proven = name, compiled, proven
         self._made: Callable[..., Any] | None = None
         self._shape: Any = None  # of what the function returns
         self._first: list[int] = []  # for every leaf the first one that is the same memory
@@ -90,12 +93,35 @@ class Fused:
                 made = torch.compile(traced, fullgraph=True, dynamic=False)
                 with warnings.catch_warnings(), _settings(traced, self._vectors):
                     warnings.simplefilter("ignore")  # the compiler's own remarks
-                    made(*copies())  # not those that were traced: a counter has gone on there
+                    if self._proven:
+                        _prove(traced, made, copies)
+                    else:
+                        made(*copies())  # not those that were traced: a counter has gone on there
         except Exception as error:  # any of the tracer's or the compiler's
             log.info("%s runs unfused (%s: %s)", self.name, type(error).__name__, error)
             self._plain = True
             return
         self._made, self._first = made, first
+
+
+def _prove(traced: Any, made: Any, copies: Callable[[], list[Tensor]]) -> None:
+    """Refuse what the compiler has made if its numbers are not those of the operations."""
+    wanted, found = copies(), copies()
+    wanted += traced(*wanted)
+    found += made(*found)
+    if not all(map(_alike, found, wanted)):
+        raise RuntimeError("compiled, it gives other numbers")
+
+
+def _alike(found: Tensor, wanted: Tensor) -> bool:
+    """Whether two tensors are the same but for rounding."""
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return False
+    if not found.is_floating_point():
+        return torch.equal(found, wanted)
+    known = wanted.isfinite()
+    largest = float(wanted[known].abs().max()) if bool(known.any()) else 0.0
+    return torch.allclose(found, wanted, rtol=1e-4, atol=1e-6 * largest, equal_nan=True)
 
 
 def _first_of(tensors: Sequence[Tensor]) -> list[int]:

@@ -97,7 +97,8 @@ class Servers(Alike):
     def __init__(self, algos: Sequence[Algorithm], device: torch.device, fused: bool) -> None:
         super().__init__(algos, device)
         compiled = fused and device.type == "cuda"
-        self._round = Fused(self.each(server_round), "the server's half", compiled=compiled)
+        whole = self.each(server_round)
+        self._round = Fused(whole, "the server's half", compiled=compiled, proven=True)
 
     def round(
         self, server: Server, total: Report, rows: Row, ids: Tensor, population: Tensor,

@@ -80,7 +80,9 @@ class LinearChain:
         self._short = Short(places, step)
         self._moved = group.moved(_of_one_parameter(group))
         compiled = group.compiled
-        self._advance = Fused(self._advanced, "the numbers of a step", compiled=compiled)
+        self._advance = Fused(
+            self._advanced, "the numbers of a step", compiled=compiled, proven=True
+        )
         self._apply = Fused(self._applied, "a local step by numbers", compiled=compiled)
         self._renew = Fused(self._renewed, "what is remembered of a step", compiled=compiled)
         self._columns = dict(zip(group.task.names, split(group.task.sizes), strict=True))

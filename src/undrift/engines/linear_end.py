@@ -131,8 +131,9 @@ class LinearEnd:
             torch.empty(room, dtype=torch.float64, device=held.w.device)
             for _ in range(self.size.sums)
         ]
+        together = torch.stack(shared, 1) if len(shared) > 1 else shared[0][:, None]
         ending = Ending(
-            table, self._remembered, self._recording.squares, torch.stack(shared, 1), used, own,
+            table, self._remembered, self._recording.squares, together, used, own,
             clients.steps > 0, states, olds, sums,
         )  # fmt: skip
         layers = [layer.end() for layer in histories.layers.values() if layer.used]

@@ -89,7 +89,7 @@ def part_of(name: str) -> str:
         library in name for library in ("nvjet", "cutlass", "cudnn")
     ):
         return "layers"
-    ends = bare in ("close_clients", "add_clients", "rebuild")
+    ends = bare in ("close_clients", "add_pieces", "rebuild")
     return "algebra" if ends or name.startswith("triton_") else "rest"
 
 

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import undrift as fl
+from undrift.core import linear
+from undrift.engines import capacity
 from undrift.engines.dense_steps import is_dense
 
 TARGETS = {"classes": "cross_entropy", "numbers": "mse"}
@@ -97,3 +99,29 @@ def test_what_looks_beyond_an_example_takes_another_path(name: str) -> None:
 
 def test_examples_that_are_one_number_take_another_path() -> None:
     assert not is_dense(fl.Task(nn.Linear(1, 1)), 0)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_products_in_either_order(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is faster depends on who made the CPU."""
+    data = federation("classes")
+    wanted = trained(fl.Task(mlp(), dtype=torch.float64), data, 0.1, engine="reference", seed=3)
+    monkeypatch.setattr(linear, "weights_first", lambda: first)
+    found = trained(fl.Task(wanted.task.original, dtype=torch.float64), data, 0.1, seed=3)
+    assert (found.server.w - wanted.server.w).abs().max() < 1e-12
+
+
+def test_as_many_clients_at_a_time_as_caches_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a dense network that steps in place, and of no other."""
+    data, task = federation("classes"), fl.Task(mlp(), dtype=torch.float64)
+    whole = trained(task, data, 0.1)
+    assert whole.engine.plan()["chunk"] is None
+    monkeypatch.setattr(capacity, "CACHED", 3.5 * 8 * task.size)
+    found = trained(fl.Task(task.original, dtype=torch.float64), data, 0.1)
+    assert found.engine.plan()["chunk"] == 3
+    assert (found.server.w - whole.server.w).abs().max() < 1e-12
+    other = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 3))
+    assert trained(fl.Task(other), data, 0.1).engine.plan()["chunk"] is None
+    monkeypatch.setattr(capacity, "CACHED", 1.0)
+    least = trained(fl.Task(task.original, dtype=torch.float64), data, 0.1)
+    assert least.engine.plan()["chunk"] == 2

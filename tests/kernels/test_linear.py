@@ -191,7 +191,7 @@ def test_every_configuration_rectifies(precision, device, monkeypatch):
     p = LinearProblem(2, 17, 130, outputs, precision)
     if not linear.takes(p, rows_of(2, outputs, 130, device=device)):
         pytest.skip("the interpreter does not know bf16")
-    x, w, b, g = linear._random(p, device)
+    x, w, b, g = linear.random_of(p, device)
     for made in (linear._forward_candidates(p), linear._backward_candidates(p)):
         for config in made:
             monkeypatch.setattr(linear, "configuration", lambda *_, config=config: config)

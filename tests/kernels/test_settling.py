@@ -21,7 +21,7 @@ from undrift.core.linear import Descent
 from undrift.core.ops import Pass
 from undrift.core.seam import Seam
 from undrift.core.task import Task
-from undrift.kernels import linear, settling
+from undrift.kernels import linear, linear_step, settling
 from undrift.kernels.linear import LinearProblem
 from undrift.testing.compare import distance
 
@@ -147,7 +147,7 @@ def test_a_gradient_that_is_known(form, device):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_trial_can_fail(form, device):
-    trial = linear._chain_trial(LinearProblem(3, 20, 40, 36, "fp16"), device, form)
+    trial = linear_step._trial(LinearProblem(3, 20, 40, 36, "fp16"), device, form)
     for output in trial.outputs:
         output.fill_(torch.nan)
     trial.prepare()

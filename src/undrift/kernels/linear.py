@@ -18,7 +18,6 @@ from undrift.kernels.launches import ROUNDING
 from undrift.kernels.problem import TYPES, Terms, power
 from undrift.kernels.programs import linear as programs
 from undrift.kernels.settling import ChainStep, Rates, Step
-from undrift.kernels.settling import arguments as of_step
 from undrift.kernels.trials import largest, relative, some_of
 from undrift.kernels.tuner import Configuration, Launch, Trial, as_tuned, configuration, on_device
 
@@ -72,7 +71,8 @@ def _fits(p: LinearProblem) -> bool:
     return small and known and p.clients <= 65535
 
 
-def _constants(p: LinearProblem, kind: torch.dtype, config: Configuration) -> dict[str, Any]:
+def constants_of(p: LinearProblem, kind: torch.dtype, config: Configuration) -> dict[str, Any]:
+    """Give what a program is compiled for, with operands of some type."""
     return dict(
         IN=p.inputs, OUT=p.outputs, KIND=KINDS[kind], PRECISION=ROUNDING[p.precision],
         BR=power(p.rows), **config,
@@ -108,7 +108,7 @@ def _forward_launches(
     product = Launch(
         programs.linear, (-(-p.outputs // config["BO"]), p.clients, split),
         (x, w, bias, y if split == 1 else parts, p.clients, p.rows, *strides),
-        dict(_constants(p, p.operand, config), BIAS=b is not None, RECTIFY=rectify),
+        dict(constants_of(p, p.operand, config), BIAS=b is not None, RECTIFY=rectify),
     )  # fmt: skip
     if split == 1:
         return [product]
@@ -140,7 +140,7 @@ def _forward_candidates(p: LinearProblem) -> list[Configuration]:
 
 
 def _forward_trial(p: LinearProblem, device: torch.device) -> Trial:
-    x, w, b, _ = _random(p, device)
+    x, w, b, _ = random_of(p, device)
     y = torch.empty((p.clients, p.rows, p.outputs), device=device)
     options = _forward_candidates(p)
     most = max(config["SPLIT"] for config in options)
@@ -194,7 +194,9 @@ def descend(
                 config = _backward_config(p, g.device, None)
                 alone = (True, False, False)
                 _backward_launch(p, config, g, x, w, gx, w, bias, alone, None, rectify).run()
-            _chain_launch(p, _chain_config(p, g.device, step), g, x, w, b, step, rectify).run()
+            from undrift.kernels import linear_step
+
+            linear_step.run(p, g, x, w, b, step, rectify)
         else:
             config = _backward_config(p, g.device, step)
             _backward_launch(p, config, g, x, w, gx, w, bias, needs, step, rectify).run()
@@ -218,7 +220,7 @@ def _backward_config(p: LinearProblem, device: torch.device, rates: Rates | None
     return configuration(name, p, device, _backward_candidates(p), lambda: trial(p, device))
 
 
-def _half(p: LinearProblem) -> torch.dtype:
+def half_of(p: LinearProblem) -> torch.dtype:
     """Give the type that operands of the backward pass are rounded to."""
     return torch.float16 if p.precision == "tf32" else p.operand
 
@@ -233,7 +235,7 @@ def _backward_launch(
     strides = (x.stride(0), x.stride(1), w.stride(0), b.stride(0))
     arguments = (g, x, w, b, gx, dw, lr, keep, largest(g) if half else g, p.rows, *strides)
     constants = dict(
-        _constants(p, _half(p), config), BY_INPUT=bool(needs[0]), BY_WEIGHT=bool(needs[1]),
+        constants_of(p, half_of(p), config), BY_INPUT=bool(needs[0]), BY_WEIGHT=bool(needs[1]),
         BIAS=bool(needs[2]), MOVE=int(rates is not None), RATES=isinstance(lr, Tensor),
         KEEPS=isinstance(keep, Tensor), HALF=half, RECTIFY=rectify,
     )  # fmt: skip
@@ -252,40 +254,6 @@ def _backward_candidates(p: LinearProblem) -> list[Configuration]:
     return [dict(BI=bi, BO=bo, num_warps=w, num_stages=s) for bi, bo, w, s in tiles]
 
 
-# ------------------------------------------------------------------------------ a step of a chain
-def _chain_launch(
-    p: LinearProblem, config: Configuration, g: Tensor, x: Tensor, w: Tensor, b: Tensor | None,
-    step: ChainStep, rectify: bool = False,
-) -> Launch:  # fmt: skip
-    half, bias = p.precision == "tf32", w if b is None else b
-    strides = (x.stride(0), x.stride(1), w.stride(0), bias.stride(0))
-    memory, numbers, flags = of_step(step, w)
-    arguments = (g, x, w, bias, *memory, largest(g) if half else g, p.rows, *strides, *numbers)
-    constants = dict(
-        _constants(p, _half(p), config), BIAS=b is not None, HALF=half, RECTIFY=rectify, **flags
-    )
-    grid = (-(-p.inputs // config["BI"]), p.clients, -(-p.outputs // config["BO"]))
-    return Launch(programs.linear_step, grid, arguments, constants)
-
-
-def _chain_config(p: LinearProblem, device: torch.device, step: ChainStep) -> Configuration:
-    counts, p = (1 + len(step.more), len(step.shared), len(step.own)), as_tuned(p)
-    name = f"linear chain {' '.join(map(str, counts))}"
-    options = _chain_candidates(p)
-    return configuration(name, p, device, options, lambda: _chain_trial(p, device, counts))
-
-
-def _chain_candidates(p: LinearProblem) -> list[Configuration]:
-    # (inputs and outputs of a tile, warps)
-    tiles = [(64, 32, 4), (64, 64, 4), (64, 64, 8), (128, 32, 4), (128, 32, 8), (128, 64, 8)]
-    tiles += [(128, 16, 4), (32, 64, 4), (256, 16, 4), (256, 16, 8)]
-    if p.precision == "float32":
-        tiles = [(64, 32, 4), (32, 32, 4)]
-    if interpreted():
-        tiles = [(32, 32, 4)]
-    return [dict(BI=bi, BO=bo, num_warps=w, num_stages=1) for bi, bo, w in tiles]
-
-
 # --------------------------------------------------------------------------- what is remembered
 def add_rows(p: LinearProblem, g: Tensor, w: Tensor, y: Tensor, scale: float) -> None:
     """Add scale * g w to y [C, R, in], where it lies."""
@@ -302,7 +270,7 @@ def _adding_launch(
 ) -> Launch:
     grid = (-(-p.inputs // config["BI"]), p.clients)
     arguments = (g, w, y, scale, p.rows, w.stride(0))
-    return Launch(programs.add_rows, grid, arguments, _constants(p, p.operand, config))
+    return Launch(programs.add_rows, grid, arguments, constants_of(p, p.operand, config))
 
 
 def _adding_candidates(p: LinearProblem) -> list[Configuration]:
@@ -316,7 +284,7 @@ def _adding_candidates(p: LinearProblem) -> list[Configuration]:
 
 
 def _adding_trial(p: LinearProblem, device: torch.device) -> Trial:
-    x, w, _, g = _random(p, device)
+    x, w, _, g = random_of(p, device)
     w, g, start, y = w.to(p.operand), g.to(p.operand), x.float(), x.float().clone()
 
     def error() -> float:
@@ -374,7 +342,7 @@ def _rebuilding_candidates(p: LinearProblem) -> list[Configuration]:
 
 
 def _rebuilding_trial(p: LinearProblem, device: torch.device) -> Trial:
-    x, w, _, g = _random(p, device)
+    x, w, _, g = random_of(p, device)
     start, g, some = w[:1].clone(), g.to(p.operand), some_of(p.clients)
     terms = Terms(start[:, None])
 
@@ -394,28 +362,29 @@ def _rebuilding_trial(p: LinearProblem, device: torch.device) -> Trial:
     )
 
 
-def _wanted(p: LinearProblem, g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def wanted_of(p: LinearProblem, g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Give the gradients by input, weight and bias in float64, of operands as they are rounded."""
     narrow, kind = g.to(p.operand).double(), p.operand
     by_weight = narrow.transpose(1, 2) @ x.to(kind).double()
     return narrow @ w.to(kind).double(), by_weight, g.double().sum(1)
 
 
 def _backward_trial(p: LinearProblem, device: torch.device) -> Trial:
-    x, w, _, g = _random(p, device)
+    x, w, _, g = random_of(p, device)
     outputs = _outputs(p, device, torch.float32)
 
     def launches(config: Configuration) -> list[Launch]:
         return [_backward_launch(p, config, g, x, w, *outputs, (True, True, True))]
 
     def error() -> float:
-        worst = max(map(relative, outputs, _wanted(p, g, x, w)))
+        worst = max(map(relative, outputs, wanted_of(p, g, x, w)))
         return worst if all(bool(t.isfinite().all()) for t in outputs) else float("inf")
 
     return Trial(_backward_candidates(p), launches, outputs, error, p.precision)
 
 
 def _step_trial(p: LinearProblem, device: torch.device) -> Trial:
-    x, w, b, g = _random(p, device)
+    x, w, b, g = random_of(p, device)
     gx, moved, bias = _outputs(p, device, torch.float32)
     rates = torch.full((p.clients,), 0.5, device=device)
 
@@ -424,7 +393,7 @@ def _step_trial(p: LinearProblem, device: torch.device) -> Trial:
         return [_backward_launch(p, config, g, x, moved, gx, moved, bias, every, (rates, 1.0))]
 
     def error() -> float:
-        by_input, by_weight, by_bias = _wanted(p, g, x, w)
+        by_input, by_weight, by_bias = wanted_of(p, g, x, w)
         wanted = (by_input, w - 0.5 * by_weight, b - 0.5 * by_bias)
         worst = max(map(relative, (gx, moved, bias), wanted))
         return worst if bool(gx.isfinite().all() and moved.isfinite().all()) else float("inf")
@@ -437,49 +406,8 @@ def _step_trial(p: LinearProblem, device: torch.device) -> Trial:
     return Trial(_backward_candidates(p), launches, outputs, error, p.precision, prepare)
 
 
-def _chain_trial(p: LinearProblem, device: torch.device, counts: tuple[int, int, int]) -> Trial:
-    x, w, b, g = _random(p, device)
-    first = torch.cat([w.flatten(1), b], 1)
-    carried, shared, own = counts
-    source = torch.Generator(device).manual_seed(8)
-
-    def some(*sizes: int) -> Tensor:
-        return torch.randn(sizes, generator=source, device=device)
-
-    whole = [some(*first.shape) for _ in range(carried - 1)]
-    moved, more = torch.empty_like(first), [torch.empty_like(v) for v in whole]
-    size = first.shape[1]
-    given, mine = (
-        [some(rows, size) for _ in range(count)] for rows, count in ((1, shared), (p.clients, own))
-    )
-    number = carried + 1 + shared + own
-    table, live = some(carried, p.clients, number), torch.ones(p.clients, device=device)
-    needs = tuple(tuple(range(number)) for _ in range(carried))
-    step = ChainStep(more, given, mine, table, live.bool(), needs, 0.5, w[0].numel())
-    weights, bias = moved[:, : step.behind].view_as(w), moved[:, step.behind :]
-
-    def launches(config: Configuration) -> list[Launch]:
-        return [_chain_launch(p, config, g, x, weights, bias, step)]
-
-    def error() -> float:
-        _, by_weight, by_bias = _wanted(p, g, x, w)
-        gradient = 0.5 * torch.cat([by_weight.flatten(1), by_bias], 1)
-        read = torch.stack([v.expand_as(first) for v in (first, *whole, gradient, *given, *mine)])
-        wanted = torch.einsum("icj,jcp->icp", table.double(), read.double()).unbind()
-        if not all(bool(v.isfinite().all()) for v in (moved, *more)):
-            return float("inf")
-        return max(map(relative, (moved, *more), wanted))
-
-    def prepare() -> None:
-        moved.copy_(first)
-        for old, new in zip(more, whole, strict=True):
-            old.copy_(new)
-
-    outputs = (moved, *more)
-    return Trial(_chain_candidates(p), launches, outputs, error, p.precision, prepare)
-
-
-def _random(p: LinearProblem, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def random_of(p: LinearProblem, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Make a random input, weight, bias and gradient by the output."""
     source = torch.Generator(device).manual_seed(7)
     sizes = ((p.rows, p.inputs), (p.outputs, p.inputs), (p.outputs,), (p.rows, p.outputs))
     x, w, b, g = (

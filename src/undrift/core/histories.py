@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from undrift.core.chain import parameter
 from undrift.core.history import PLAIN, SHRUNK, Extent, History, Moves, Vectors
 from undrift.core.precision import operand_type
 
@@ -81,10 +82,12 @@ class Histories:
             moves.weights = terms[0]
         firsts = dict(zip(task.names, _starts(task.sizes), strict=True))
         layers = {
-            name: History(part, firsts[_weight(name)], task.seam.precision, extent, moves, vectors)
+            name: History(
+                part, firsts[parameter(name, "weight")], task.seam.precision, extent, moves, vectors
+            )
             for name, part in task.module.named_modules()
             if isinstance(part, nn.Linear)
-            and _weight(name) in firsts
+            and parameter(name, "weight") in firsts
             and pays(part, task.seam.precision, extent, least, vectors)
         }
         if not layers:
@@ -222,10 +225,6 @@ def pays(
     # with momentum took 23.3 ms instead of 24.4 where this is 0.41, 4.0 instead of 6.5 at 0.34.
     times = 3 if vectors.carried == 0 else 4
     return times * remembered <= 2 * moving and count >= least
-
-
-def _weight(name: str) -> str:
-    return f"{name}.weight" if name else "weight"
 
 
 def _starts(sizes: tuple[int, ...]) -> list[int]:

@@ -61,6 +61,6 @@ class Seam:
         known = None if descent is None else descent.histories
         history = None if known is None else known.layers.get(layer)
         name = self.choices.get(layer, self.default)
-        goes = descent is not None and descent.steps
-        steps = descent._replace(layer=layer) if descent is not None and goes else None
-        return Way(name, self.precision, narrow, steps, history)
+        if descent is None or not descent.steps:
+            return Way(name, self.precision, narrow, None, history)
+        return Way(name, self.precision, narrow, descent._replace(layer=layer), history)

@@ -255,7 +255,7 @@ def test_slots_that_a_step_brought_are_not_written():
     histories.at(torch.tensor(2), torch.full((CLIENTS,), RATE, dtype=torch.float64))
     brought = next(iter(histories.layers.values())).moves.slots
     before = brought.clone()
-    histories.wait(torch.zeros((1, CLIENTS)))
+    histories.begin(here.starts, steps=torch.zeros((1, CLIENTS)))
     assert torch.equal(brought, before)
 
 
@@ -300,8 +300,9 @@ def test_a_relu_before_a_layer_that_remembers(precision):
     for rectify in (True, False):
         rates = torch.zeros(1, 2, 3)
         moves = Moves(rates, 0.1 / SHRUNK, torch.tensor([0, 3]))
-        history = History(layer, 0, precision, Extent(1, 2, 2, 3), moves)
-        history.begin(start)
+        extent = Extent(1, 2, 2, 3)
+        history = History(layer, 0, precision, extent, moves)
+        Histories({"": history}, extent, moves, 1.0).begin(start)
         held, said = start.expand(2, -1).clone(), []
         how = Way(
             "grouped", precision, descent=Descent(torch.full((2,), 0.1), 1.0), history=history,
@@ -336,11 +337,11 @@ def test_the_first_step_of_a_round_reads_nothing_that_is_remembered(vectors, exp
     layer = nn.Linear(7, 4, dtype=torch.float64)
     history = History(layer, 0, "float32", extent, moves, vectors)
     wide, shared = 28, [torch.randn(experiments, 28).double() for _ in range(vectors.shared)]
-    history.begin(*shared[:1], shared[1:], [torch.randn(*sizes, wide).double()] * vectors.own)
+    made = Histories({"": history}, extent, moves, 1.0)
+    made.begin(*shared[:1], shared[1:], [torch.randn(*sizes, wide).double()] * vectors.own)
     for held in (history.x, history.g, *history.own):
         held.fill_(torch.nan)  # nobody may look
     x, g = torch.randn(count, BATCH, 7).double(), torch.randn(count, BATCH, 4).double()
-    made = Histories({"": history}, extent, moves, 1.0)
     with made.after(0):
         y, _ = history.forward(x, None, torch.float64)
         back = history.backward(g, x, torch.float64)

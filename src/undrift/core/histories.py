@@ -29,6 +29,16 @@ class Numbers(NamedTuple):
     slots: Tensor  # [S, C], among S * C * (K + 1)
 
 
+class Fresh(NamedTuple):
+    """What a round begins with."""
+
+    rates: Tensor
+    terms: tuple[Tensor, ...]  # one, or none where layers step by themselves
+    slots: tuple[Tensor, ...]
+    shared: list[Tensor]  # by layer [S, shared, out, in]
+    starts: Tensor  # [S, C], a client's first slot
+
+
 class Histories:
     """All layers of a task for which it pays."""
 
@@ -40,6 +50,8 @@ class Histories:
         self.terms: Tensor | None = None  # [carried, S, C, shared + own]
         first = moves.slots.clone()  # of a client's slots
         self._starts = first.view(extent.experiments, extent.clients)
+        # whether what is remembered may be not finite: then 0 times it is not 0
+        self.spoiled = torch.ones((), dtype=torch.bool, device=first.device)
 
     @staticmethod
     def could_pay(task: Task, extent: Extent, least: int = LEAST_WEIGHTS) -> bool:
@@ -96,14 +108,52 @@ class Histories:
         made.rates, made.terms = rates, terms
         return made
 
-    def begin(self, w0: Tensor, more: Sequence[Tensor] = (), own: Sequence[Tensor] = ()) -> None:
-        """Start a round from the models w0 [S, P] and the other vectors, [S, P] and [S, C, P]."""
-        self.rates.zero_()
+    def begin(
+        self, w0: Tensor, more: Sequence[Tensor] = (), own: Sequence[Tensor] = (),
+        steps: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Start a round from the models w0 [S, P] and the other vectors, [S, P] and [S, C, P].
+
+        Of clients that take so many `steps` [S, C], where layers do not step by themselves.
+        """
+        self.set_out(self.fresh, w0, more, steps)
+        self.clear()
+        self.take_in(own)
+
+    @property
+    def fresh(self) -> Fresh:
+        """Give what `set_out` writes, where it lies, and reads."""
+        terms, slots = (), ()
         if self.terms is not None:
-            self.terms.zero_()
-            self.terms[0, ..., 0] = 1.0  # everybody begins at the received model, all else at 0
+            terms, slots = (self.terms,), (self._moves.slots.view_as(self._starts),)
+        shared = [layer.shared for layer in self.layers.values()]
+        return Fresh(self.rates, terms, slots, shared, self._starts)
+
+    def set_out(
+        self, fresh: Fresh, w0: Tensor, more: Sequence[Tensor], steps: Tensor | None
+    ) -> None:
+        """Begin with nothing remembered, at the received models.  A pure function of tensors."""
+        fresh.rates.zero_()
+        for terms in fresh.terms:
+            terms.zero_()
+            terms[0, ..., 0] = 1.0  # everybody begins at the received model, all else at 0
+        # Where layers step by themselves `turn_to` brings slots of its own, which are not to be
+        # written: a recorded round would go on to write there when others have that memory.
+        for slots in fresh.slots if steps is not None else ():
+            slots.copy_(fresh.starts + torch.where(steps > 0, 0, self.extent.steps))
+        for layer, shared in zip(self.layers.values(), fresh.shared, strict=True):
+            for j, vector in enumerate((w0, *more)):
+                shared[:, j].copy_(layer.of(vector))
+
+    def clear(self) -> None:
+        """Forget what was remembered."""
         for layer in self.layers.values():
-            layer.begin(w0, more, own)
+            layer.clear(self.spoiled)
+
+    def take_in(self, own: Sequence[Tensor]) -> None:
+        """Narrow the vectors that each client has, [S, C, P]."""
+        for layer in self.layers.values():
+            layer.take_in(own)
 
     def at(self, k: Tensor, lr: Tensor) -> Histories:
         """Turn to step k, [] or [n], with rates lr [n]: the first clients of each experiment."""
@@ -162,17 +212,6 @@ class Histories:
         """Write the layers into the cohort's matrix w [S * C, P]; start [S, P] began the round."""
         for layer in self.layers.values():
             layer.finish(w, start, more, own)
-
-    def wait(self, steps: Tensor) -> None:
-        """Turn to the first step of clients that take so many [S, C]; then `advance` turns on.
-
-        Where layers step by themselves `turn_to` brings slots of its own, which are not to be
-        written: a recorded round would go on to write there when others have that memory.
-        """
-        if self.terms is None:
-            return
-        slots = self._moves.slots.view_as(self._starts)
-        slots.copy_(self._starts + torch.where(steps > 0, 0, self.extent.steps))
 
     @property
     def numbers(self) -> Numbers:

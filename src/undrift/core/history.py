@@ -131,21 +131,27 @@ class History:
         self.used = x.shape[1] == self.extent.batch
         return self.used
 
-    def begin(self, w0: Tensor, more: Sequence[Tensor] = (), own: Sequence[Tensor] = ()) -> None:
-        """Start from the models w0 [S, P], with nothing remembered.
-
-        More vectors that are shared are [S, P], those of clients [S, C, P].
-        """
-        for j, vector in enumerate((w0, *more)):
-            self.shared[:, j].copy_(self._of(vector))
+    def take_in(self, own: Sequence[Tensor]) -> None:
+        """Narrow the vectors of clients, [S, C, P] each."""
         for held, vector in zip(self.own, own, strict=True):
             # row by row, in one launch: each lies together
-            mine, rows = held.flatten(0, 1), self._of(vector.flatten(0, 1))
+            mine, rows = held.flatten(0, 1), self.of(vector.flatten(0, 1))
             torch._foreach_copy_(list(mine.unbind()), list(rows.unbind()))
-        self.x.zero_()  # not by rates of 0: NaN of the last round would survive
-        self.g.zero_()
 
-    def _of(self, vectors: Tensor) -> Tensor:
+    def clear(self, spoiled: Tensor) -> None:
+        """Forget all gradients and, where there may be some that are not finite, inputs.
+
+        Rates of 0 would do for all that is finite.
+        """
+        self.g.zero_()
+        if self.kind.itemsize > 2 or self.x.nbytes % 4 or not _has_kernels(self.x.device):
+            self.x.zero_()
+            return
+        from undrift.kernels import moving
+
+        moving.clear(self.x, spoiled)
+
+    def of(self, vectors: Tensor) -> Tensor:
         """View this layer's weights in vectors [..., P]."""
         return vectors[..., self.columns].unflatten(-1, self.shared.shape[2:])
 
@@ -194,12 +200,12 @@ class History:
         """
         if self.used is False:
             return
-        whole, each = self._of(w), len(w) // len(start)
-        first = torch.stack([self._of(v) for v in (start, *more)], 1) if more else None
+        whole, each = self.of(w), len(w) // len(start)
+        first = torch.stack([self.of(v) for v in (start, *more)], 1) if more else None
         for part, held in self._parts(len(w)):
             some = slice(part.start // each, -(-part.stop // each))
-            theirs = self._of(start)[some, None] if first is None else first[some]
-            wide = [self._of(v.flatten(0, 1))[part] for v in own]
+            theirs = self.of(start)[some, None] if first is None else first[some]
+            wide = [self.of(v.flatten(0, 1))[part] for v in own]
             terms = Terms(theirs, held.weights, wide, held.own_weights)
             self._rebuild(whole[part], terms, self._slopes(held), held.x, self._unit)
 
@@ -386,7 +392,7 @@ class LayerEnd(NamedTuple):
         return kernels.close(self.problem, self.g, self.x, self._of(ending), self.layer._unit)
 
     def _of(self, ending: Ending) -> Ending:
-        return ending.of(self.layer._of)
+        return ending.of(self.layer.of)
 
     def _moved(self, ending: Ending) -> Tensor:
         moved = multiply(self.g.transpose(1, 2), self.x, self.layer.precision) * self.layer._unit

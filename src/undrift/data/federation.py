@@ -184,10 +184,7 @@ class Federation:
         A position of -1 gives the client's own first row, which the caller masks: whatever one
         client's examples do to a model cannot touch another.
         """
-        starts = self.offsets[ids].view(-1, *[1] * (positions.dim() - 1))
-        # an empty last client starts past the end
-        places = (starts + positions.clamp(min=0)).clamp(max=len(self.members) - 1)
-        return self.members[places]
+        return rows_of(self.offsets, self.members, ids, positions)
 
     def available(self, round: int) -> Tensor:
         """Count the examples that each client may use in a round: [N], on the CPU."""
@@ -201,6 +198,14 @@ class Federation:
         counts = f"{self.num_clients} clients, {len(self.members)} examples"
         place = f"{self.device}{', on disk' if isinstance(self.x, Streamed) else ''}"
         return f"Federation({counts}, x {x}, y {y}, {place})"
+
+
+def rows_of(offsets: Tensor, members: Tensor, ids: Tensor, positions: Tensor) -> Tensor:
+    """Look up row ids: see `Federation.rows`.  A pure function of tensors."""
+    starts = offsets[ids].view(-1, *[1] * (positions.dim() - 1))
+    # an empty last client starts past the end
+    places = (starts + positions.clamp(min=0)).clamp(max=len(members) - 1)
+    return members[places]
 
 
 def _listed(clients: Any) -> Any:

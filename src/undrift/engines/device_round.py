@@ -87,6 +87,9 @@ class DeviceRound:
         self._draw = Fused(
             vmap(self._drawn, in_dims=(None, 0, 0, 0, 0)), "batches and keys", compiled=compiled
         )
+        self._at_once = Fused(
+            self._begun, "the beginning of a round", compiled=compiled, proven=True
+        )
         room = shape.room
         # a tensor, not arange: the compiler takes products of an index for 32 bits wide
         self._count = torch.arange(max(room.steps, room.batch, room.width), device=self.device)
@@ -107,6 +110,7 @@ class DeviceRound:
         self.stepping = self.deciding.stepping
         self.end: LinearEnd | None = None  # of layers that remember: without writing their weights
         self._written = True  # whether the models that clients ended with are
+        self._under_way = False  # whether a round has begun and not ended
         self.pool = graph_pool(self.device)
         self._pieces: dict[Any, Piece] = {}
         self._held: dict[Any, dict[str, Tree]] = {}  # by piece
@@ -149,6 +153,9 @@ class DeviceRound:
     # -- one round ---------------------------------------------------------------------------
     def run(self, turns: Sequence[Turn]) -> list[Done]:
         """Train the cohorts of all experiments for one round."""
+        if self._under_way and self.histories is not None:
+            self.histories.spoiled.fill_(True)  # the last round ended nobody knows where
+        self._under_way = True
         self.loading.load(turns)
         steps = [[turns[i].work.steps.tolist() for i in crew.members] for crew in self.crews]
         if self._is_one_piece(steps):
@@ -160,6 +167,7 @@ class DeviceRound:
             self._piece("finish", self._finish)
         self._written = self.end is None
         found = {i: done for g in range(len(self.crews)) for i, done in self._results(g, turns)}
+        self._under_way = False
         return [found[i] for i in range(len(turns))]
 
     def _is_one_piece(self, steps: list[list[list[int]]]) -> bool:
@@ -183,6 +191,9 @@ class DeviceRound:
             self._piece("begin", self._open_and_begin)
 
     def _open_and_begin(self) -> None:
+        if self._begins_at_once():
+            self._begin_at_once()
+            return
         self._open()
         self._begin()
 
@@ -260,7 +271,7 @@ class DeviceRound:
         states, _, rows = self.buffers[f"result {g}"]
         said = copied(rows._replace(notes=(), counters=EMPTY))
         for h, inside in enumerate(crew.inside):
-            after = copied(self.buffers[f"after {g} {h}"])
+            after = copied(self.buffers[f"server {g} {h}"])
             for at, i in enumerate(inside):
                 self.loading.returned[i] = tree_map(lambda v, at=at: v[at], after)
         for e, i in enumerate(crew.members):
@@ -332,8 +343,43 @@ class DeviceRound:
             self.end = self.deciding.decide(self.groups, seats, self.reading.next())
             buffers["k"].zero_()  # nobody has taken a step
         if self.histories is not None:
-            self.histories.begin(buffers["broadcast 0"].w, *self._vectors())
-            self.histories.wait(buffers["clients 0"].steps)
+            start, steps = buffers["broadcast 0"].w, buffers["clients 0"].steps
+            self.histories.begin(start, *self._vectors(), steps)
+
+    def _begins_at_once(self) -> bool:
+        """Whether all that a round begins with can be written by one function."""
+        alone = len(self.crews) == len(self.crews[0].inside) == 1
+        done_before = "carry 0" in self.buffers and not self.deciding.pending
+        hooks = any(self.groups[0].uses(hook) for hook in ("probe", "begin", "start"))
+        return alone and done_before and not hooks
+
+    def _begin_at_once(self) -> None:
+        buffers, histories = self.buffers, self.histories
+        held = [buffers[name] for name in ("broadcast 0", "known 0", "k")]
+        carry, fresh = self._spread(buffers["carry 0"]), EMPTY if histories is None else histories.fresh
+        told = (self._seen_servers(0), buffers["info"], buffers["numbers"])
+        self._at_once(*told, (*held, carry), fresh)
+        self._draw_batches([(buffers["broadcast 0"].round, buffers["broadcast 0"].seed)])
+        if histories is not None:
+            histories.clear()
+            histories.take_in(self._vectors()[1])
+
+    def _begun(
+        self, server: Server, info: ClientInfo, numbers: Tensor, held: Tree, fresh: Any
+    ) -> Tree:
+        """Write the broadcast, bring everybody to the received model, and begin histories."""
+        group, every = self.groups[0], numbers[:, 3:].to(self.task.dtype)
+        size, seeds = numbers[:, 1].to(every), numbers[:, 0]
+        broadcast, clients = group.open(server, info, EMPTY, every, size, seeds)
+        carry = self._spread(group.start(broadcast, clients))
+        begun = (broadcast, clients, torch.zeros_like(every[0, 0]), carry)
+        for old, new in zip(leaves(held), leaves(begun), strict=True):
+            old.copy_(new)
+        if self.histories is not None:
+            chain = self.stepping.chains.get(0)
+            more = [] if chain is None else chain.shared(broadcast)[1:]
+            self.histories.set_out(fresh, broadcast.w, more, clients.steps)
+        return EMPTY
 
     def _draw_batches(self, drawn: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Draw what everybody reads, given rounds and seeds."""
@@ -341,11 +387,12 @@ class DeviceRound:
         rounds, seeds = (torch.cat(v) for v in zip(*drawn, strict=True))
         every = buffers["numbers"][:, 3:].to(self.task.dtype)
         found = self._draw(self._count, rounds, seeds, buffers["info"], every)
+        if self.reading.ready:
+            self.reading.lay_out(*found, buffers["info"].id)
+            return
         for name, value in zip(("keys", "order"), found, strict=False):
             buffers.put(name, value)
         buffers.put("rows", self.data.rows(buffers["info"].id, buffers["order"]))
-        if self.reading.ready:
-            self.reading.lay_out()
 
     def _probed(self, g: int, group: Group, part: slice) -> tuple[Broadcast, Client]:
         """Add to what was written what everybody finds at the received model."""
@@ -457,6 +504,8 @@ class DeviceRound:
             else:
                 rows = group.judge(*ended)
                 states, report = group.sum(*ended, before, rows.accepted)
+                if self.histories is not None:
+                    self.histories.spoiled.copy_((rows.accepted != (clients.steps > 0)).any())
             # held, not copied: nothing else uses its memory before it is read
             found = (states, report, rows)
             self.buffers.hold(f"result {g}", found)
@@ -469,10 +518,8 @@ class DeviceRound:
         parts = split([servers.size for servers in all_servers])
         for h, (servers, part) in enumerate(zip(all_servers, parts, strict=True)):
             total, rows, who, people = tree_map(lambda v, part=part: v[part], told)
-            before = self.buffers[f"server {g} {h}"]
-            everyone = self.buffers[f"everyone {g} {h}"]
-            after = servers.round(before, total, rows, who, people, everyone)
-            self.buffers.hold(f"after {g} {h}", after)
+            held, everyone = (self.buffers[f"{name} {g} {h}"] for name in ("server", "everyone"))
+            servers.round(held, total, rows, who, people, everyone)
 
 
 def _most(steps: list[list[list[int]]]) -> int:

@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 from undrift.core.task import Batch
+from undrift.data.federation import rows_of
 from undrift.engines.engine import Engine
+
+Table = tuple[Tensor, Tensor]  # offsets and members of a federation
 
 
 class Examples:
@@ -34,8 +37,28 @@ class Examples:
 
     def rows(self, ids: Tensor, positions: Tensor, part: slice = slice(None)) -> Tensor:
         """Look up rows: ids [S, C], positions [S, C, ...]."""
-        own = zip(self.federations[part], self.firsts[part], ids, positions, strict=True)
-        return torch.stack([f.rows(i, p) + first for f, first, i, p in own])
+        return self.rows_by(self.tables[part], ids, positions, part)
+
+    def rows_by(
+        self, tables: Sequence[Table], ids: Tensor, positions: Tensor, part: slice = slice(None)
+    ) -> Tensor:
+        """Look up rows in tables of the experiments.  A pure function of tensors."""
+        firsts = self.firsts[part]
+        if self.shared:
+            found = rows_of(*tables[0], ids.reshape(-1), positions.flatten(0, 1))
+            return found.view_as(positions) + firsts[0]
+        own = zip(tables, firsts, ids, positions, strict=True)
+        return torch.stack([rows_of(*t, i, p) + first for t, first, i, p in own])
+
+    @property
+    def shared(self) -> bool:
+        """Whether all experiments have the same clients with the same examples."""
+        return all(f is self.federations[0] for f in self.federations)
+
+    @property
+    def tables(self) -> list[Table]:
+        """Give what says where each experiment's clients have their examples."""
+        return [(f.offsets, f.members) for f in self.federations]
 
     def batch(self, rows: Tensor, positions: Tensor) -> Batch:
         """Fetch examples: [S, C, B] in, a batch with these axes out."""

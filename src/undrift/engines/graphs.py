@@ -106,6 +106,18 @@ def copy_into(old: Tree, new: Tree) -> None:
     copy_all(leaves(old), leaves(new))
 
 
+def apart(old: T, new: T) -> T:
+    """Copy those leaves of `new` that show memory of `old`, which is about to be written."""
+    places = {v.untyped_storage().data_ptr() for v in leaves(old) if v.numel()}
+
+    def one(value: Tensor) -> Tensor:
+        shows = value.numel() and value.untyped_storage().data_ptr() in places
+        return value.clone() if shows else value
+
+    found: T = tree_map(one, new)
+    return found
+
+
 def spread_into(old: Tree, new: Tree) -> None:
     """Copy trees with axes [E, C, ...]; what all clients share is copied row by row.
 

@@ -43,6 +43,7 @@ from undrift.core.tree import EMPTY, Tree, leaves, stack, structure, tree_map
 from undrift.core.views import Carry
 from undrift.engines.engine import by_client
 from undrift.engines.fused import Fused
+from undrift.engines.graphs import apart, copy_into
 from undrift.errors import TaskError
 
 MOST_TERMS = 64  # of a sum that is written out: the compiler takes a minute for a hundred
@@ -97,16 +98,27 @@ class Servers(Alike):
     def __init__(self, algos: Sequence[Algorithm], device: torch.device, fused: bool) -> None:
         super().__init__(algos, device)
         compiled = fused and device.type == "cuda"
-        whole = self.each(server_round)
-        self._round = Fused(whole, "the server's half", compiled=compiled, proven=True)
+        self._whole = self.each(server_round)
+        self._round = Fused(
+            self._renewed, "the server's half", compiled=compiled, plain=self._copied, proven=True
+        )
 
     def round(
         self, server: Server, total: Report, rows: Row, ids: Tensor, population: Tensor,
         everyone: Tree,
-    ) -> Server:  # fmt: skip
-        """Turn the cohorts' sums into the next servers."""
-        after: Server = self._round(server, total, rows, ids, population, everyone)
-        return after
+    ) -> None:  # fmt: skip
+        """Turn the cohorts' sums into the next servers, which take the place of these."""
+        self._round(server, total, rows, ids, population, everyone)
+
+    def _renewed(self, server: Server, *told: Any) -> Tree:
+        after = apart(server, self._whole(server, *told))
+        for old, new in zip(leaves(server), leaves(after), strict=True):
+            old.copy_(new)
+        return EMPTY
+
+    def _copied(self, server: Server, *told: Any) -> Tree:
+        copy_into(server, apart(server, self._whole(server, *told)))
+        return EMPTY
 
 
 class Group(Alike):

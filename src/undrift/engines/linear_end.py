@@ -145,8 +145,9 @@ class LinearEnd:
             )
             for c in histories.rest(room[1])
         ]
-        small, accepted, again = self._close(given, plain, added, columns, kept, ending.taken)
-        found = ending._replace(taken=accepted, again=again)
+        asked = (ending.taken, histories.spoiled)
+        small, accepted = self._close(given, plain, added, columns, kept, *asked)
+        found = ending._replace(taken=accepted, again=histories.spoiled)
         for layer in layers:
             layer.close(found)  # seldom: if somebody's numbers are not finite
         return self._put_together(small, [*states, *sums])
@@ -174,11 +175,11 @@ class LinearEnd:
 
     def _closed(
         self, given: Sequence[Tensor], plain: Tensor, added: Sequence[Tensor],
-        columns: Sequence[Columns], before: Sequence[Tensor], taken: Tensor,
-    ) -> tuple[list[Tensor], Tensor, Tensor]:  # fmt: skip
+        columns: Sequence[Columns], before: Sequence[Tensor], taken: Tensor, spoiled: Tensor,
+    ) -> tuple[list[Tensor], Tensor]:  # fmt: skip
         """Close what no layer remembers; gives all results but vectors, and who is accepted.
 
-        And whether anybody is refused who took part.
+        Writes down whether anybody is refused who took part.
         """
         values = [
             [combination(*one, part.read) for one in zip(plain, self._moving, strict=True)]
@@ -190,7 +191,8 @@ class LinearEnd:
         accepted: Tensor = row.accepted
         for part, of in zip(columns, values, strict=True):
             part.write(of[len(sums) :], accepted)
-        return self._kept(found, before, accepted), accepted, (accepted != taken).any()
+        spoiled.copy_((accepted != taken).any())
+        return self._kept(found, before, accepted), accepted
 
     def _sums(self, added: Sequence[Tensor], values: Sequence[list[Tensor]]) -> list[Tensor]:
         """Add up over a client's weights: of layers, and of all other columns."""

@@ -27,7 +27,9 @@ class Loading:
     ) -> None:
         self.crews, self.shape, self.buffers, self.device = crews, shape, buffers, device
         self._room = room  # copies states to where they will stay
-        self.returned: dict[int, Server] = {}  # by experiment, from the last round
+        # By experiment, from the last round: the same servers are in the buffers.  Not while a round
+        # is under way, which writes over them.
+        self.returned: dict[int, Server] = {}
 
     @property
     def places(self) -> list[int]:
@@ -59,11 +61,9 @@ class Loading:
 
     def _servers(self, g: int, crew: Crew, turns: Sequence[Turn]) -> None:
         for h, inside in enumerate(crew.inside):
-            name = f"server {g} {h}"
-            if all(turns[i].server is self.returned.get(i) for i in inside):
-                self.buffers.put(name, self.buffers[f"after {g} {h}"])  # they come from here
-            else:
-                self._put_rows(name, [turns[i].server for i in inside])
+            known = [self.returned.pop(i, None) for i in inside]
+            if not all(turns[i].server is mine for i, mine in zip(inside, known, strict=True)):
+                self._put_rows(f"server {g} {h}", [turns[i].server for i in inside])
             self._put_rows(f"everyone {g} {h}", [turns[i].everyone for i in inside])
 
     def _put_rows(self, name: str, values: list[Tree]) -> None:

@@ -5,17 +5,21 @@ Letters: S experiments, C clients of a cohort, K local steps, B batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from undrift.core.task import Batch
 from undrift.core.tree import EMPTY, Tree, leaves, tree_map
-from undrift.engines.examples import Examples, look_up
+from undrift.engines.examples import Examples, Table, look_up
 from undrift.engines.fused import Fused
 from undrift.engines.graphs import Buffers, shelf_for
 
 Read = tuple[Batch, Tensor, Tensor]  # of a step: its batch, its keys [S, C], its number [S]
+
+FEW = 4
+DRAWN = ("keys", "order", "rows")  # of a round, as buffers
 
 
 class Reading:
@@ -30,15 +34,34 @@ class Reading:
         self.ready, self._data, self._buffers = ready, data, buffers
         self._numbers = numbers  # of steps
         self._pick = Fused(picked, "what a step reads", compiled=compiled)
-        self._lay = Fused(_laid_out, "what steps read", compiled=compiled)
+        # the compiler writes out every look-up of its own
+        few = data.shared or len(data.federations) <= FEW
+        self._lay = Fused(
+            self._laid_out, "what steps read", compiled=compiled and few, proven=True
+        )
 
-    def lay_out(self) -> None:
+    def lay_out(self, keys: Tensor, order: Tensor, ids: Tensor) -> None:
         """Lay out what the steps of a round read, once it is drawn; `at` gives it."""
-        order, rows, keys = (self._buffers[name] for name in ("order", "rows", "keys"))
-        drawn = (self._numbers, order, rows, keys, self._labels)
+        drawn = (self._numbers, keys, order, ids, self._data.tables, self._labels)
         if "steps" not in self._buffers:
-            self._buffers.hold("steps", tree_map(shelf_for, _of_steps(*drawn)))
-        self._lay(self._buffers["steps"], *drawn)
+            *whole, steps = self._of_round(*drawn)
+            for name, value in zip(DRAWN, whole, strict=True):
+                self._buffers.put(name, value)
+            self._buffers.hold("steps", tree_map(shelf_for, steps))
+        self._lay([self._buffers[name] for name in (*DRAWN, "steps")], *drawn)
+
+    def _laid_out(self, to: Tree, *drawn: Any) -> Tree:
+        for old, new in zip(leaves(to), leaves(self._of_round(*drawn)), strict=True):
+            old.copy_(new)
+        return EMPTY
+
+    def _of_round(
+        self, numbers: Tensor, keys: Tensor, order: Tensor, ids: Tensor, tables: Sequence[Table],
+        y: tuple[Tensor, ...],
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """Give keys, order and rows of a round, and what its steps read."""
+        rows = self._data.rows_by(tables, ids, order)
+        return keys, order, rows, _of_steps(numbers, order, rows, keys, y)
 
     def at(self, k: int) -> Read:
         """Give what step k reads."""
@@ -78,9 +101,3 @@ def _of_steps(
     order, rows, keys = (v.movedim(2, 0) for v in (order, rows, keys))
     number = numbers[:, None].expand(keys.shape[:2])
     return rows, keys, number, order, order >= 0, tuple(look_up(v, rows) for v in y)
-
-
-def _laid_out(to: Tree, *drawn: Any) -> Tree:
-    for old, new in zip(leaves(to), leaves(_of_steps(*drawn)), strict=True):
-        old.copy_(new)
-    return EMPTY

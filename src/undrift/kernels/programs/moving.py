@@ -14,3 +14,13 @@ def move(table, BLOCK: tl.constexpr):
         to = tl.load(row).to(tl.pointer_type(tl.int32))
         source = tl.load(row + 1).to(tl.pointer_type(tl.int32))
         tl.store(to + at, tl.load(source + at, mask=at < words), mask=at < words)
+
+
+@triton.jit(do_not_specialize=["WORDS"])
+def clear(to, flag, WORDS, BLOCK: tl.constexpr):
+    """Write zeros into so many words, if the flag is set."""
+    if tl.load(flag) != 0:
+        step = tl.num_programs(0).to(tl.int64) * BLOCK
+        for start in range(tl.program_id(0).to(tl.int64) * BLOCK, WORDS, step):
+            at = start + tl.arange(0, BLOCK)
+            tl.store(to + at, tl.zeros((BLOCK,), tl.int32), mask=at < WORDS)

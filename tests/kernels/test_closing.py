@@ -9,7 +9,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the kernels need triton")
 
 from undrift.kernels import closing
-from undrift.kernels.ending import Ending, Size
+from undrift.kernels.ending import Ending, Placed, Size
 from undrift.kernels.linear import LinearProblem
 from undrift.testing.compare import distance
 
@@ -67,9 +67,20 @@ def test_more_sums_than_a_kernel_has(device):
     assert distance(e.states, wanted.states) < 1e-5
 
 
+def by_addresses(e: Ending) -> Ending:
+    """Name the places of clients' vectors; the layer begins at their fifth number."""
+
+    def at(vectors: list[Tensor]) -> list[Tensor]:
+        first = [[v[i, c].data_ptr() - 20 for i in (0, 1) for c in range(3)] for v in vectors]
+        return list(torch.tensor(first, device=e.taken.device))
+
+    return e._replace(placed=Placed(at(e.own), at(e.states), at(e.before), False, 5))
+
+
+@pytest.mark.parametrize("placed", [False, True])
 @pytest.mark.parametrize("pieces", [1, 2])  # of each experiment's clients
 @pytest.mark.parametrize("again", [None, False, True])
-def test_every_value_is_written(again, pieces, device, monkeypatch):
+def test_every_value_is_written(again, pieces, placed, device, monkeypatch):
     e, p = an_ending(device), LinearProblem(6, ROWS, IN, OUT, "fp16")
     tile = dict(BI=32, BO=32, BC=4 - pieces, num_warps=4, num_stages=2)
     monkeypatch.setattr(closing, "configuration", lambda *_: tile)
@@ -80,7 +91,8 @@ def test_every_value_is_written(again, pieces, device, monkeypatch):
         e = e._replace(again=torch.tensor(again, device=device))
     before, wanted = copied(e, torch.float32), copied(e, torch.float64)
     moved = -0.5 * (g.double().transpose(1, 2) @ x.double()).unflatten(0, (2, 3))
-    added, sums = closing.close(p, g, x, e, -0.5), wanted.close(moved)
+    shown = by_addresses(e) if placed else e
+    added, sums = closing.close(p, g, x, shown, -0.5), wanted.close(moved)
     assert distance([*e.states, *e.sums], [*wanted.states, *wanted.sums]) < 1e-5
     pairs = zip([*e.states, *e.sums], [*before.states, *before.sums], strict=True)
     left = all(torch.equal(a, b) for a, b in pairs)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from undrift.core.chain import parameter
-from undrift.core.history import PLAIN, SHRUNK, Extent, History, Moves, Vectors
+from undrift.core.history import PLAIN, SHRUNK, Extent, History, Lying, Moves, Vectors
 from undrift.core.precision import operand_type
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Histories:
         for layer in self.layers.values():
             layer.clear(self.spoiled)
 
-    def take_in(self, own: Sequence[Tensor]) -> None:
+    def take_in(self, own: Sequence[Tensor | Lying]) -> None:
         """Narrow the vectors that each client has, [S, C, P]."""
         for layer in self.layers.values():
             layer.take_in(own)
@@ -195,6 +195,11 @@ class Histories:
     def known(self) -> bool:
         """Whether a step has told which layers remember."""
         return all(layer.used is not None for layer in self.layers.values())
+
+    @property
+    def by_kernels(self) -> bool:
+        """Whether kernels close a round for every layer that remembers."""
+        return all(h.closes_by_kernels for h in self.layers.values() if h.used)
 
     def others(self, w: Tensor) -> list[Tensor]:
         """View what is not remembered of models w [..., P]: the rest is written by `finish`."""

@@ -83,6 +83,13 @@ class Vectors(NamedTuple):
 PLAIN = Vectors()
 
 
+class Lying(NamedTuple):
+    """A vector of each client that lies somewhere, in float32."""
+
+    at: Tensor  # [S * C] addresses
+    aligned: bool  # whether all are multiples of 16
+
+
 @dataclass
 class Moves:
     """The learning rates of all slots and where this step writes: the same for every layer."""
@@ -131,9 +138,14 @@ class History:
         self.used = x.shape[1] == self.extent.batch
         return self.used
 
-    def take_in(self, own: Sequence[Tensor]) -> None:
+    def take_in(self, own: Sequence[Tensor | Lying]) -> None:
         """Narrow the vectors of clients, [S, C, P] each."""
         for held, vector in zip(self.own, own, strict=True):
+            if isinstance(vector, Lying):
+                from undrift.kernels import moving
+
+                moving.narrow(*vector, self.columns.start, held.flatten(0, 1))
+                continue
             # row by row, in one launch: each lies together
             mine, rows = held.flatten(0, 1), self.of(vector.flatten(0, 1))
             torch._foreach_copy_(list(mine.unbind()), list(rows.unbind()))
@@ -226,6 +238,11 @@ class History:
         from undrift.kernels import closing as kernels
 
         return kernels.takes(problem, size)
+
+    @property
+    def closes_by_kernels(self) -> bool:
+        """Whether kernels do the end of a round here, if they take it at all."""
+        return self._ending_problem(1) is not None
 
     def _ending_problem(self, count: int) -> Any:
         """Describe the end of a round to the kernel, or give None where it does not run."""
@@ -392,7 +409,7 @@ class LayerEnd(NamedTuple):
         return kernels.close(self.problem, self.g, self.x, self._of(ending), self.layer._unit)
 
     def _of(self, ending: Ending) -> Ending:
-        return ending.of(self.layer.of)
+        return ending.of(self.layer.of, self.layer.columns.start)
 
     def _moved(self, ending: Ending) -> Tensor:
         moved = multiply(self.g.transpose(1, 2), self.x, self.layer.precision) * self.layer._unit

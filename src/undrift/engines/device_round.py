@@ -48,6 +48,7 @@ from undrift.engines.linear_end import LinearEnd
 from undrift.engines.loading import Loading
 from undrift.engines.looks import Looks
 from undrift.engines.reading import Reading
+from undrift.engines.state_rows import StateRows
 from undrift.engines.stepping import Seat
 from undrift.engines.turns import Crew, Done, Shape, Turn, grouped
 
@@ -138,13 +139,17 @@ class DeviceRound:
         """What wide layers remember, if they do."""
         return self.stepping.histories
 
-    def _vectors(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Give what weights are made of besides the received model and gradients."""
-        chain = self.stepping.chains.get(0)
+    def _vectors(self) -> tuple[list[Tensor], list[Any]]:
+        """Give what weights are made of besides the received model and gradients.
+
+        Vectors of clients are tensors, or lie elsewhere.
+        """
+        chain, rows = self.stepping.chains.get(0), self.loading.rows
         if chain is None:
             return [], []
         broadcast, clients = self.buffers["broadcast 0"], self.buffers["clients 0"]
-        return chain.shared(broadcast)[1:], chain.own(clients)
+        own = chain.own(clients)
+        return chain.shared(broadcast)[1:], own if rows is None else [rows.lying(v) for v in own]
 
     def _parts(self) -> list[tuple[Group, slice]]:
         """Tell where the experiments of each group stand."""
@@ -156,6 +161,8 @@ class DeviceRound:
         if self._under_way and self.histories is not None:
             self.histories.spoiled.fill_(True)  # the last round ended nobody knows where
         self._under_way = True
+        if self.loading.rows is None:
+            self.loading.rows = self._find_rows(turns)
         self.loading.load(turns)
         steps = [[turns[i].work.steps.tolist() for i in crew.members] for crew in self.crews]
         if self._is_one_piece(steps):
@@ -169,6 +176,19 @@ class DeviceRound:
         found = {i: done for g in range(len(self.crews)) for i, done in self._results(g, turns)}
         self._under_way = False
         return [found[i] for i in range(len(turns))]
+
+    def _find_rows(self, turns: Sequence[Turn]) -> StateRows | None:
+        """Leave states where they lie, once it is known that kernels alone read them as a whole."""
+        histories, end = self.histories, self.end
+        if histories is None or end is None or not (histories.known and histories.by_kernels):
+            return None
+        state, size = self.buffers["state 0"], self.task.size
+        own = [turns[i] for i in self.loading.places]
+        if not end.reads_states_alone(self.buffers["clients 0"], state):
+            return None
+        if not StateRows.possible(own, state, size):
+            return None
+        return StateRows(own, state, size, histories.rest(size))
 
     def _is_one_piece(self, steps: list[list[list[int]]]) -> bool:
         """Whether a round has nothing that depends on who takes part: then it is one recording."""
@@ -191,6 +211,8 @@ class DeviceRound:
             self._piece("begin", self._open_and_begin)
 
     def _open_and_begin(self) -> None:
+        if self.loading.rows is not None:
+            self.loading.rows.fetch()
         if self._begins_at_once():
             self._begin_at_once()
             return
@@ -260,6 +282,7 @@ class DeviceRound:
         if self.histories is not None and not self.histories.known:
             function()  # what is recorded depends on which layers remember
             return
+        key = (key, self.loading.rows is not None)
         if key not in self._pieces:
             self._pieces[key] = Piece(function, self.pool)
             self._held[key] = {}
@@ -281,7 +304,9 @@ class DeviceRound:
             own: Row = one._replace(notes=shown.rows.notes, counters=shown.rows.counters)
             assert shown.trained is not None
             trained = shown.trained._replace(ids=turns[i].work.ids)
-            yield i, Done(self.loading.returned[i], mine, shown._replace(rows=own, trained=trained))
+            outcome = shown._replace(rows=own, trained=trained)
+            placed = None if self.loading.rows is None else self.loading.rows.reserved[e]
+            yield i, Done(self.loading.returned[i], mine, outcome, placed)
 
     def _outcome(self, g: int, e: int, count: int) -> Outcome:
         """Show the buffers as an outcome; they will be written again."""
@@ -356,7 +381,8 @@ class DeviceRound:
     def _begin_at_once(self) -> None:
         buffers, histories = self.buffers, self.histories
         held = [buffers[name] for name in ("broadcast 0", "known 0", "k")]
-        carry, fresh = self._spread(buffers["carry 0"]), EMPTY if histories is None else histories.fresh
+        carry = self._spread(buffers["carry 0"])
+        fresh = EMPTY if histories is None else histories.fresh
         told = (self._seen_servers(0), buffers["info"], buffers["numbers"])
         self._at_once(*told, (*held, carry), fresh)
         self._draw_batches([(buffers["broadcast 0"].round, buffers["broadcast 0"].seed)])
@@ -486,7 +512,11 @@ class DeviceRound:
         """Write the models that clients ended with, where layers only remember their steps."""
         assert self.histories is not None, "asked for before"
         models, start = self.buffers["models"][0].flatten(0, 1), self.buffers["broadcast 0"].w
-        self.histories.finish(models, start, *self._vectors())
+        more, own = self._vectors()
+        if self.loading.rows is not None:
+            self.loading.rows.fill()
+            own = self.stepping.chains[0].own(self.buffers["clients 0"])
+        self.histories.finish(models, start, more, own)
 
     def _finish(self) -> None:
         if self.histories is not None and self.end is None:
@@ -500,7 +530,11 @@ class DeviceRound:
             ended = (broadcast, clients._replace(review=review), carry)
             before = self.buffers[f"state {g}"]
             if self.end is not None and self.histories is not None:
-                states, report, rows = self.end.take(self.histories, *ended, before)
+                placed = self.loading.rows
+                states, report, rows = self.end.take(self.histories, *ended, before, placed)
+                if placed is not None:
+                    placed.put(states)
+                    states = EMPTY
             else:
                 rows = group.judge(*ended)
                 states, report = group.sum(*ended, before, rows.accepted)

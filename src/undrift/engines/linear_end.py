@@ -28,7 +28,8 @@ from undrift.engines.graphs import room_for
 from undrift.engines.group import Group, masked_sum
 from undrift.engines.linear_chain import LinearChain, Places, Short, Step, recorded
 from undrift.engines.linearity import SUMS, Made, alike, chooses, follow, is_zero, outputs
-from undrift.kernels.ending import Ending, Size, combination
+from undrift.engines.state_rows import NEW, StateRows
+from undrift.kernels.ending import Ending, Placed, Size, combination
 
 Needs = tuple[tuple[int, ...], ...]  # by value: which columns of a table it reads
 
@@ -105,6 +106,11 @@ class LinearEnd:
         layers = histories.layers.values()
         return end if all(layer.concludes(end.size) for layer in layers) else None
 
+    def reads_states_alone(self, clients: Client, state: Tree) -> bool:
+        """Whether all vectors of clients that it reads are those of their states."""
+        held, known = leaves(clients), {id(v) for v in leaves(state)}
+        return all(id(held[p]) in known for p in self._own)
+
     @property
     def size(self) -> Size:
         """Tell how many vectors there are."""
@@ -113,19 +119,25 @@ class LinearEnd:
         return Size(len(self._shared), len(self._own), own, len(places) - own)
 
     def take(
-        self, histories: Histories, sent: Broadcast, clients: Client, held: Carry, before: Tree
-    ) -> tuple[tuple[Tree, ...], Report, Row]:
+        self, histories: Histories, sent: Broadcast, clients: Client, held: Carry, before: Tree,
+        rows: StateRows | None = None,
+    ) -> tuple[tuple[Tree, ...], Report, Row]:  # fmt: skip
         """Close a round: next states, sums over clients and what is not summed.
 
-        Who is refused keeps the state from `before` the round.
+        Who is refused keeps the state from `before` the round.  Where `rows` are given, layers
+        that remember read and write states there.
         """
         given = leaves(self._short.ended(sent, clients, held))
         table, plain, used = self._numbers(given, histories.terms)
         shared = [leaves(sent)[p] for p in self._shared]
         own = [leaves(clients)[p] for p in self._own]
         kept = leaves(before)
-        olds = [kept[p] for p in self._recording.vectors if p < self._recording.states]
-        states = [room_for(v) for v in olds]
+        states_at = [p for p in self._recording.vectors if p < self._recording.states]
+        olds = [kept[p] for p in states_at]
+        if rows is None:
+            states = [room_for(v) for v in olds]
+        else:
+            states = [rows.after[p] for p in states_at]
         room = (len(held.w), held.w.shape[-1])
         sums = [
             torch.empty(room, dtype=torch.float64, device=held.w.device)
@@ -135,6 +147,7 @@ class LinearEnd:
         ending = Ending(
             table, self._remembered, self._recording.squares, together, used, own,
             clients.steps > 0, states, olds, sums,
+            placed=None if rows is None else _placed(rows, own, olds),
         )  # fmt: skip
         layers = [layer.end() for layer in histories.layers.values() if layer.used]
         added = [layer.close(ending) for layer in layers]
@@ -228,6 +241,14 @@ class LinearEnd:
         places = self._recording.vectors
         found = [next(other) if place in places else next(one) for place in range(count)]
         return rebuild(self._recording.shape, found)
+
+
+def _placed(rows: StateRows, own: Sequence[Tensor], olds: Sequence[Tensor]) -> Placed:
+    """Tell where vectors of clients are read and written."""
+    mine, before = ([rows.lying(v) for v in some] for some in (own, olds))
+    after = [rows.lying(v, NEW) for v in olds]
+    known = [[one.at for one in some if one is not None] for some in (mine, after, before)]
+    return Placed(*known, rows.aligned)
 
 
 def _summed(values: Tensor, accepted: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from undrift.core.algorithm import Server
 from undrift.core.transfer import send
 from undrift.core.tree import Tree, tree_map
 from undrift.engines.graphs import Buffers, copy_into
+from undrift.engines.state_rows import StateRows
 from undrift.engines.turns import Crew, Shape, Turn
 
 
@@ -27,6 +28,7 @@ class Loading:
     ) -> None:
         self.crews, self.shape, self.buffers, self.device = crews, shape, buffers, device
         self._room = room  # copies states to where they will stay
+        self.rows: StateRows | None = None  # of the only crew, where states need not be copied
         # By experiment, from the last round: the same servers are in the buffers.  Not while a round
         # is under way, which writes over them.
         self.returned: dict[int, Server] = {}
@@ -41,7 +43,10 @@ class Loading:
         for g, crew in enumerate(self.crews):
             self._servers(g, crew, turns)
             own = [turns[i] for i in crew.members]
-            self._states(f"state {g}", own)
+            if self.rows is not None:
+                self.rows.load(own, self.shape.clients)
+            else:
+                self._states(f"state {g}", own)
         ordered = [turns[i] for i in self.places]
         self._put_rows("info", [self._padded(t.work.info) for t in ordered])
         self.buffers.put("numbers", send(self._numbers(ordered), self.device))

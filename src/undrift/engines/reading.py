@@ -36,9 +36,7 @@ class Reading:
         self._pick = Fused(picked, "what a step reads", compiled=compiled)
         # the compiler writes out every look-up of its own
         few = data.shared or len(data.federations) <= FEW
-        self._lay = Fused(
-            self._laid_out, "what steps read", compiled=compiled and few, proven=True
-        )
+        self._lay = Fused(self._laid_out, "what steps read", compiled=compiled and few, proven=True)
 
     def lay_out(self, keys: Tensor, order: Tensor, ids: Tensor) -> None:
         """Lay out what the steps of a round read, once it is drawn; `at` gives it."""

@@ -10,7 +10,7 @@ from undrift.core.tree import Tree
 from undrift.data.work import Room
 from undrift.engines.engine import Assignment, Outcome
 from undrift.engines.group import Group, Servers
-from undrift.state.store import ClientStateStore
+from undrift.state.store import ClientStateStore, Reserved
 
 
 class Shape(NamedTuple):
@@ -53,6 +53,7 @@ class Done(NamedTuple):
     server: Server
     states: tuple[Tree, ...]
     outcome: Outcome
+    reserved: Reserved | None = None  # where states are written already
 
 
 class Crew:

@@ -174,7 +174,10 @@ class Vectorised(Engine):
 
     def take(self, turn: Turn, done: Done) -> tuple[Server, Outcome]:
         """Stage the new states of a round on the device."""
-        self.store.stage(turn.work.ids, done.states)
+        if done.reserved is None:
+            self.store.stage(turn.work.ids, done.states)
+        else:
+            self.store.stage_reserved(turn.work.ids, done.reserved)
         return done.server, done.outcome
 
     def orders(self, work: LocalWork) -> bool:

@@ -68,8 +68,12 @@ def _launches(
     grid = (-(-p.inputs // config["BI"]), experiments * pieces, -(-p.outputs // config["BO"]))
     rows = grid[0] * grid[2] * config["BO"]
     added = torch.empty((len(e.squares), *e.taken.shape, rows), device=g.device)
-    own, states, before = ([v.flatten(0, 1) for v in w] for w in (e.own, e.states, e.before))
-    vectors = [v for w in (own, states, before) for v in _two(w, g)]
+    theirs = (e.own, e.states, e.before)
+    if e.placed is None:
+        theirs = tuple([v.flatten(0, 1) for v in w] for w in theirs)
+    else:
+        theirs = (e.placed.own, e.placed.states, e.placed.before)
+    vectors = [v for w in theirs for v in _two(w, g)]
     wanted = totals = _sums(e, at)
     piece = 0
     if pieces > 1:
@@ -82,11 +86,11 @@ def _launches(
         *vectors[2:], *both, added, again, scale, p.rows, each, g.stride(0), x.stride(0),
         *e.shared.stride()[:2], *(v.stride(0) for v in (*vectors, *both)), piece,
     )  # fmt: skip
-    values = len(e.squares) + len(states)
+    values = len(e.squares) + len(e.states)
     first = len(e.needs) - len(e.sums) + at
     needs = (*e.needs[:values], *e.needs[first : first + len(wanted)])
     constants = dict(
-        _constants(p, e, config), SUMMED=len(e.squares), STATES=len(states), SUMS=len(wanted),
+        _constants(p, e, config), SUMMED=len(e.squares), STATES=len(e.states), SUMS=len(wanted),
         FIRST=first, AGAIN=e.again is not None,
         NEEDS=sum(_mask(one) << (8 * j) for j, one in enumerate(needs)),
         SQUARES=sum(1 << j for j, square in enumerate(e.squares) if square),
@@ -112,7 +116,8 @@ def _constants(p: LinearProblem, e: Ending, config: Configuration) -> dict[str, 
     rows = min(power(p.rows), 64)
     return dict(
         IN=p.inputs, OUT=p.outputs, SHARED=e.shared.shape[1], OWN=len(e.own), ONE=p.rows <= rows,
-        BS=rows, **config,
+        BS=rows, PLACED=e.placed is not None, ALIGNED=e.placed is not None and e.placed.aligned,
+        COLUMN=0 if e.placed is None else e.placed.column, **config,
     )  # fmt: skip
 
 
@@ -158,7 +163,7 @@ def _random(p: LinearProblem, device: torch.device, like: Ending) -> tuple[Tenso
         taken=torch.ones((1, count), dtype=torch.bool, device=device),
         states=states, before=states,
         sums=[torch.empty((1, *weights), device=device, dtype=torch.float64) for _ in like.sums],
-        again=None,
+        again=None, placed=None,
     )  # fmt: skip
     operands = (some(count, p.rows, n).to(p.operand) for n in weights)
     return (*operands, ending)  # type: ignore[return-value]

@@ -32,6 +32,16 @@ class Size(NamedTuple):
     sums: int
 
 
+class Placed(NamedTuple):
+    """Where vectors of clients lie, if not in matrices: addresses [E * C] of each whole vector."""
+
+    own: Sequence[Tensor]
+    states: Sequence[Tensor]
+    before: Sequence[Tensor]
+    aligned: bool  # whether all are multiples of 16
+    column: int = 0  # where a layer begins in them
+
+
 class Ending(NamedTuple):
     """The values, what they are made of and where they go.  E experiments, C clients of each.
 
@@ -49,15 +59,20 @@ class Ending(NamedTuple):
     before: Sequence[Tensor]  # the same, of those who do not count
     sums: Sequence[Tensor]  # [E, P] each, float64, to be written
     again: Tensor | None = None  # a flag: states and sums are written only if it is set
+    placed: Placed | None = None  # own vectors, states and those before: kernels look there instead
 
-    def of(self, view: Callable[[Tensor], Tensor]) -> Ending:
-        """Look at one layer of every vector."""
+    def of(self, view: Callable[[Tensor], Tensor], column: int = 0) -> Ending:
+        """Look at one layer of every vector, which begins at a column."""
         own, states, before, sums = (
             [view(v) for v in vectors]
             for vectors in (self.own, self.states, self.before, self.sums)
         )
-        shared = view(self.shared)
-        return self._replace(shared=shared, own=own, states=states, before=before, sums=sums)
+        shared, placed = view(self.shared), self.placed
+        if placed is not None:
+            placed = placed._replace(column=column)
+        return self._replace(
+            shared=shared, own=own, states=states, before=before, sums=sums, placed=placed
+        )
 
     def close(self, moved: Tensor) -> Tensor:
         """Write states and sums where weights have `moved` [E, C, out, in].

@@ -30,3 +30,24 @@ def clear(values: Tensor, flag: Tensor) -> None:
     with on_device(values):
         constants = dict(BLOCK=BLOCK, num_warps=8)
         Launch(moving.clear, (PROGRAMS,), (words, flag, words.numel()), constants).run()
+
+
+def narrow(at: Tensor, aligned: bool, column: int, to: Tensor) -> None:
+    """Read float32 vectors at addresses [n], from a column on, into `to` [n, ...] in its type."""
+    size = to[0].numel()
+    with on_device(to):
+        constants = dict(COLUMN=column, SIZE=size, ALIGNED=aligned, BLOCK=BLOCK, num_warps=8)
+        grid = (-(-size // BLOCK), len(to))
+        Launch(moving.narrow, grid, (at, to, to.stride(0)), constants).run()
+
+
+def exchange(at: Tensor, slices: Tensor, most: int, *, out: bool) -> None:
+    """Copy slices of rows at addresses [n] from or, `out`, to elsewhere.
+
+    A slice is [bytes from the row's begin, address elsewhere, bytes from one client to the next
+    there, words], and has at most so many words.
+    """
+    with on_device(at):
+        grid = (-(-most // BLOCK), len(at), len(slices))
+        constants = dict(OUT=out, BLOCK=BLOCK, num_warps=8)
+        Launch(moving.exchange, grid, (at, slices), constants).run()

@@ -60,6 +60,11 @@ class Packing:
         return self._template
 
     @property
+    def places(self) -> list[Leaf]:
+        """List the leaves with their places in a row."""
+        return self._leaves
+
+    @property
     def layout(self) -> list[list[Any]]:
         """Describe the leaves, for a checkpoint."""
         return [[p.name, str(p.dtype), list(p.shape)] for p in self._leaves]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -74,6 +74,7 @@ class Tier(Protocol):
         """Give back what the operating system lent."""
 
 
+LONG = 64  # words of a row
 HEADER = 4096  # bytes at the start of a row file: the checkpoint folder that it belongs to
 
 
@@ -85,13 +86,21 @@ class MemoryTier:
     def __init__(self, fresh: Tensor, device: torch.device, pinned: bool) -> None:
         self.device, self._pinned = device, pinned
         self.fresh = fresh
-        self._table = self._empty(8)
+        self._table = self._rows(8)
         self._table[0].copy_(fresh)
         self._spare = list(range(7, 0, -1))
 
     @property
     def num_bytes(self) -> int:
-        return self._table.nbytes
+        return self._table.untyped_storage().nbytes()
+
+    def _rows(self, count: int) -> Tensor:
+        """Make a table of so many rows; on a device long ones begin at a multiple of 64 bytes."""
+        size = len(self.fresh)
+        each = -(-size // 8) * 8 if size >= LONG and self.device.type == "cuda" else size
+        shape = (count, each)
+        made = torch.empty(shape, dtype=torch.int64, device=self.device, pin_memory=self._pinned)
+        return made[:, :size]
 
     def _empty(self, num_rows: int) -> Tensor:
         shape = (num_rows, len(self.fresh))
@@ -127,13 +136,32 @@ class MemoryTier:
         del self._spare[first:]  # only now: what fails leaves them spare
         return [Entry(p) for p in places]
 
+    def spare(self, count: int) -> list[Entry]:
+        """Tell which rows would be written next; they stay spare until they are `taken`."""
+        self._grow(count)
+        return [Entry(p) for p in self._spare[len(self._spare) - count :]]
+
+    def taken(self, entries: Sequence[Entry]) -> None:
+        """Keep rows that were spare, and that somebody else has written."""
+        places = [e.place for e in entries]
+        if places:
+            first = len(self._spare) - 1 - self._spare[::-1].index(places[0])
+            if self._spare[first : first + len(places)] != places:
+                raise RuntimeError("rows were reserved, and then written in another way")
+            del self._spare[first : first + len(places)]
+
+    def address(self, entry: Entry | None) -> int:
+        """Tell where a row lies in memory, until the table grows."""
+        place = entry.place if entry else 0
+        return self._table.data_ptr() + place * self._table.stride(0) * 8
+
     def _grow(self, num_wanted: int) -> None:
         size = len(self._table)
         missing = num_wanted - len(self._spare)
         if missing <= 0:
             return
         grown = max(2 * size, size + missing)
-        table = self._empty(grown)
+        table = self._rows(grown)
         table[:size].copy_(self._table)
         self._table = table
         self._spare = [*range(grown - 1, size - 1, -1), *self._spare]

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import index
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,13 +18,21 @@ from torch import Tensor
 from undrift.core.tree import Tree
 from undrift.errors import ChangedExperiment, ConfigError, DataError
 from undrift.state.ahead import Ahead
-from undrift.state.packing import Packing
+from undrift.state.packing import Leaf, Packing
 from undrift.state.rows import Entry, FileTier, MemoryTier, Table, Tier
 
 Place = Literal["device", "host", "file"]
 
 
 Visible = dict[int, Entry]  # client -> where its row is
+
+
+class Reserved(NamedTuple):
+    """Addresses of rows: those that clients have, and spare ones."""
+
+    old: list[int]
+    new: list[int]
+    entries: list[Entry]  # the spare ones
 
 
 class ClientStateStore:
@@ -104,9 +112,7 @@ class ClientStateStore:
         They are copied once, to where they will be read: `states` may change afterwards.
         """
         clients = _as_ids(ids)
-        twice = sorted(i for i, n in Counter(clients).items() if n > 1 or i in self._staged)
-        if twice:
-            raise DataError(f"clients {twice[:8]} are staged twice in one round: commit in between")
+        self._refuse_twice(clients)
         given = self._packing.checked(states, len(clients))
         table, flat = self._beside(given, len(clients))
         if table is not None:
@@ -118,9 +124,35 @@ class ClientStateStore:
             entries = self._tier.write(clients, rows, self._visible)
         self._staged.update(zip(clients, entries, strict=True))
 
+    def _refuse_twice(self, clients: Sequence[int]) -> None:
+        twice = sorted(i for i, n in Counter(clients).items() if n > 1 or i in self._staged)
+        if twice:
+            raise DataError(f"clients {twice[:8]} are staged twice in one round: commit in between")
+
     def stage_written(self, ids: Sequence[int], entries: Sequence[Entry]) -> None:
         """Hold new rows that the tier has written already."""
         self._staged.update(zip(ids, entries, strict=True))
+
+    def reserve(self, ids: Sequence[int]) -> Reserved | None:
+        """Tell where states lie in memory, and where as many new ones may be written.
+
+        None where rows do not lie in a table on the store's device.  What is written there is
+        nothing until `stage_reserved`; it holds until the store is written in another way.
+        """
+        tier = self._tier
+        if not isinstance(tier, MemoryTier) or tier.device.type != self._device.type:
+            return None
+        entries = tier.spare(len(ids))  # first: the table may move
+        old = [tier.address(self._visible.get(i)) for i in ids]
+        return Reserved(old, [tier.address(e) for e in entries], entries)
+
+    def stage_reserved(self, ids: Sequence[int], reserved: Reserved) -> None:
+        """Hold the first of the rows that were reserved, as `stage` does."""
+        self._refuse_twice(ids)
+        entries = reserved.entries[: len(ids)]
+        assert isinstance(self._tier, MemoryTier), "asked for before"
+        self._tier.taken(entries)
+        self.stage_written(ids, entries)
 
     def _beside(
         self, given: list[Tensor], count: int
@@ -166,6 +198,11 @@ class ClientStateStore:
     def tier(self) -> Tier:
         """The keeper of the rows."""
         return self._tier
+
+    @property
+    def places(self) -> list[Leaf]:
+        """Tell where each leaf of a state lies in its row."""
+        return self._packing.places
 
     @property
     def template(self) -> Tree:

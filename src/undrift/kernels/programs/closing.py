@@ -32,6 +32,20 @@ def add_rows(g, x, total, begin, ROWS, o, i, IN: tl.constexpr, OUT: tl.constexpr
     return tl.dot(tl.trans(slopes), inputs, total)
 
 
+@triton.jit
+def vector_of(
+    vectors, client, stride, PLACED: tl.constexpr, ALIGNED: tl.constexpr, COLUMN: tl.constexpr
+):  # fmt: skip
+    """Give a client's vector: of a matrix, or PLACED where a table of addresses says."""
+    if PLACED:
+        row = tl.load(vectors + client).to(tl.pointer_type(tl.float32))
+        if ALIGNED:
+            row = tl.multiple_of(row, 16)
+        return row + COLUMN
+    else:
+        return vectors + client * stride
+
+
 @triton.jit(do_not_specialize=["ROWS", "EACH"])
 def close_clients(
     g, x, shared, used, own, own_more, table, taken, state, state_more, before, before_more, total,
@@ -41,6 +55,7 @@ def close_clients(
     IN: tl.constexpr, OUT: tl.constexpr, SHARED: tl.constexpr, OWN: tl.constexpr,
     SUMMED: tl.constexpr, STATES: tl.constexpr, SUMS: tl.constexpr, FIRST: tl.constexpr,
     NEEDS: tl.constexpr, SQUARES: tl.constexpr, AGAIN: tl.constexpr, ONE: tl.constexpr,
+    PLACED: tl.constexpr, ALIGNED: tl.constexpr, COLUMN: tl.constexpr,
     BC: tl.constexpr, BS: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
     """Write the states of BC clients, the sums over a tile of their weights, and over clients.
@@ -48,7 +63,9 @@ def close_clients(
     The former sums are parts[j, client, tile * BO + o], the latter of this piece of the clients.
     The mask of value j is NEEDS >> 8 j, first what is summed, then states, then the sums, whose
     numbers begin at row FIRST of the table.  Of what is shared, only what is `used` at all is
-    loaded.  AGAIN: states and sums over clients alone, and only if the flag is set.
+    loaded.  AGAIN: states and sums over clients alone, and only if the flag is set.  PLACED: own
+    vectors, states and those before are tables of addresses of whole vectors, in which this layer
+    begins at COLUMN.
     """
     if AGAIN:  # noqa: SIM102 (the compiler knows one of the two)
         if tl.load(again) == 0:
@@ -78,17 +95,18 @@ def close_clients(
     last = tl.minimum(first + BC, EACH)
     # a client's own vectors are loaded while the one before it is closed
     if OWN > 0:
-        next_own = tl.load(
-            own + (experiment * EACH + first) * own_client + at, mask=real, other=0.0
-        )
+        source = vector_of(own, experiment * EACH + first, own_client, PLACED, ALIGNED, COLUMN)
+        next_own = tl.load(source + at, mask=real, other=0.0)
     if OWN > 1:
-        from_more = own_more + (experiment * EACH + first) * own_more_client
-        next_more = tl.load(from_more + at, mask=real, other=0.0)
+        begin = experiment * EACH + first
+        source = vector_of(own_more, begin, own_more_client, PLACED, ALIGNED, COLUMN)
+        next_more = tl.load(source + at, mask=real, other=0.0)
     made = tl.zeros((BO, BI), tl.float64)
     made_more = tl.zeros((BO, BI), tl.float64)
     for c in range(first, last):
         client = experiment * EACH + c
         there = real & (c + 1 < last)
+        behind = experiment * EACH + tl.minimum(c + 1, last - 1)
         # All is loaded before anything is written: what comes behind a store waits for memory anew.
         # (Tuples grow by + alone here.)
         take = tl.load(taken + client) != 0
@@ -100,12 +118,12 @@ def close_clients(
                 n = n + (one,)  # type: ignore[assignment] # noqa: RUF005
         if OWN > 0:
             mine = next_own
-            next_own = tl.load(own + (client + 1) * own_client + at, mask=there, other=0.0)
+            source = vector_of(own, behind, own_client, PLACED, ALIGNED, COLUMN)
+            next_own = tl.load(source + at, mask=there, other=0.0)
         if OWN > 1:
             mine_1 = next_more
-            next_more = tl.load(
-                own_more + (client + 1) * own_more_client + at, mask=there, other=0.0
-            )
+            source = vector_of(own_more, behind, own_more_client, PLACED, ALIGNED, COLUMN)
+            next_more = tl.load(source + at, mask=there, other=0.0)
         slopes, inputs = g + client * g_client, x + client * x_client
         moved = moved_by(slopes, inputs, ROWS, o, i, IN, OUT, ONE, BS, BI, BO) * scale
         # A product lies otherwise among threads than what is loaded.  A choice between the two
@@ -146,10 +164,13 @@ def close_clients(
                     tl.store(to + tl.arange(0, BO), added)
             elif j < SUMMED + STATES:
                 if j == SUMMED:
-                    old, new = before + client * before_client, state + client * state_client
+                    old = vector_of(before, client, before_client, PLACED, ALIGNED, COLUMN)
+                    new = vector_of(state, client, state_client, PLACED, ALIGNED, COLUMN)
                 else:
-                    old = before_more + client * before_more_client
-                    new = state_more + client * state_more_client
+                    stride = before_more_client
+                    old = vector_of(before_more, client, stride, PLACED, ALIGNED, COLUMN)
+                    stride = state_more_client
+                    new = vector_of(state_more, client, stride, PLACED, ALIGNED, COLUMN)
                 tl.store(new + at, value, mask=here)
                 if take == 0:
                     tl.store(new + at, tl.load(old + at, mask=real, other=0.0), mask=real)

@@ -24,3 +24,32 @@ def clear(to, flag, WORDS, BLOCK: tl.constexpr):
         for start in range(tl.program_id(0).to(tl.int64) * BLOCK, WORDS, step):
             at = start + tl.arange(0, BLOCK)
             tl.store(to + at, tl.zeros((BLOCK,), tl.int32), mask=at < WORDS)
+
+
+@triton.jit
+def narrow(
+    at, to, to_client, COLUMN: tl.constexpr, SIZE: tl.constexpr, ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Convert part program_id(0) of the vector of client program_id(1), SIZE from COLUMN on."""
+    client = tl.program_id(1).to(tl.int64)
+    row = tl.load(at + client).to(tl.pointer_type(tl.float32))
+    if ALIGNED:
+        row = tl.multiple_of(row, 16)
+    here = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(row + COLUMN + here, mask=here < SIZE)
+    tl.store(to + client * to_client + here, values.to(to.dtype.element_ty), mask=here < SIZE)
+
+
+@triton.jit
+def exchange(at, slices, OUT: tl.constexpr, BLOCK: tl.constexpr):
+    """Copy part program_id(0) of slice program_id(2) of client program_id(1)."""
+    client, one = tl.program_id(1).to(tl.int64), slices + 4 * tl.program_id(2)
+    words, start = tl.load(one + 3), tl.program_id(0) * BLOCK
+    if start < words:
+        here = start + tl.arange(0, BLOCK)
+        row = (tl.load(at + client) + tl.load(one)).to(tl.pointer_type(tl.int32))
+        elsewhere = tl.load(one + 1) + client * tl.load(one + 2)
+        other = elsewhere.to(tl.pointer_type(tl.int32))
+        source, to = (other, row) if OUT else (row, other)
+        tl.store(to + here, tl.load(source + here, mask=here < words), mask=here < words)

@@ -1,0 +1,173 @@
+"""Client states that stay where the store has them, to the numbers of those that are copied."""
+
+import pytest
+import torch
+from torch import nn
+
+import undrift as fl
+from undrift.core import histories
+from undrift.core.seam import Seam
+from undrift.core.tree import EMPTY, leaves, record
+from undrift.engines.state_rows import StateRows
+from undrift.testing.world import numbers
+
+pytest.importorskip("triton", reason="the kernels need triton")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+MOMENTUM = fl.sgd(0.1, momentum=0.9)
+
+
+@record
+class Counted(fl.Rule):
+    """A rule with a state of several types: a count, a vector, and a number for each round."""
+
+    def init_client(self, w, sizes):
+        return {"count": torch.zeros((), dtype=torch.int64), "last": torch.zeros_like(w),
+                "mean": torch.zeros(3)}  # fmt: skip
+
+    def direction(self, g, view):
+        return g + 0.1 * view.mine["last"]
+
+    def finish(self, delta, view):
+        mine = view.mine
+        count, mean = mine["count"] + 1, mine["mean"] + view.size.to(mine["mean"])
+        return delta, {"count": count, "last": delta, "mean": mean}, EMPTY
+
+
+CHAINS = {
+    "scaffold": lambda: fl.scaffold(local=MOMENTUM),
+    "feddyn": lambda: fl.feddyn(0.1),
+    "adabest": lambda: fl.adabest(0.1),
+    "several types": lambda: fl.Algorithm((Counted(),), local=MOMENTUM),
+}
+
+
+@pytest.fixture(autouse=True)
+def _remembers(monkeypatch):
+    """Layers remember, however small; in fp16, for the interpreter does not know bf16."""
+    monkeypatch.setattr(histories, "pays", lambda layer, *_: layer.out_features == 33)
+    monkeypatch.setattr(histories, "operand_type", lambda *_: torch.float32)
+    monkeypatch.setattr(histories.Histories, "could_pay", staticmethod(lambda *_: True))
+
+
+def trainer(build, seed: int = 0, **settings) -> fl.Trainer:
+    maker = torch.Generator().manual_seed(0)
+    clients = [
+        (torch.randn(n, 9, generator=maker), torch.randint(0, 3, (n,), generator=maker))
+        for n in (6, 8, 5, 7, 6)
+    ]
+    torch.manual_seed(seed)
+    layers = (nn.Linear(9, 16), nn.Tanh(), nn.Linear(16, 33), nn.Tanh(), nn.Linear(33, 3))
+    task = fl.Task(nn.Sequential(*layers))
+    chosen = {"work": fl.Work(steps=2, batch=4), "sampler": fl.Uniform(3), **settings}
+    made = fl.Trainer(
+        task, fl.Federation.of(clients), build(), seed=seed, device=DEVICE, graph=True, **chosen
+    )
+    made.task.seam = Seam("fp16", default="loop")
+    return made
+
+
+def copied(monkeypatch) -> None:
+    monkeypatch.setattr(StateRows, "possible", lambda *_: False)
+
+
+def rows_of(made: fl.Trainer) -> StateRows | None:
+    (runner,) = made.engine._rounds
+    assert runner.end is not None, "the end of a round is not done by numbers"
+    return runner.loading.rows
+
+
+def same(one: fl.Trainer, other: fl.Trainer) -> None:
+    wanted = numbers(one)
+    for name, value in numbers(other).items():
+        torch.testing.assert_close(value, wanted[name], rtol=0, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_rows_are_what_copies_would_be(name, monkeypatch):
+    left, moved = trainer(CHAINS[name]), trainer(CHAINS[name])
+    left.run(4)
+    assert rows_of(left) is not None
+    copied(monkeypatch)
+    moved.run(4)
+    assert rows_of(moved) is None
+    same(left, moved)
+    one, other = (t.store.snapshot()[0]["rows"] for t in (left, moved))
+    assert torch.equal(one, other), "also the bytes that no number fills"
+
+
+def test_whoever_is_refused_keeps_its_row(monkeypatch):
+    found = []
+    for leave in (True, False):
+        made = trainer(CHAINS["scaffold"], sampler=fl.Everyone())
+        if not leave:
+            copied(monkeypatch)
+        made.run(2)
+        before = made.store.gather([1])
+        made.federation.x[made.federation.members[6:14]] = torch.nan  # all of client 1
+        skipped = [r.skipped for r in made.run(2)]
+        assert skipped == [[1], [1]]
+        assert all(map(torch.equal, leaves(before), leaves(made.store.gather([1]))))
+        assert torch.isfinite(made.server.w).all()
+        found.append(made)
+    assert rows_of(found[0]) is not None and rows_of(found[1]) is None
+    same(*found)
+
+
+def test_models_are_written_with_the_states_of_their_round(monkeypatch):
+    found = []
+    for leave in (True, False):
+        made = trainer(CHAINS["feddyn"])
+        if not leave:
+            copied(monkeypatch)
+        seen = []
+        for _ in range(4):
+            made.round()
+            seen.append(made._trained.models().clone())
+        found.append(seen)
+    assert all(map(torch.equal, *found))
+
+
+def test_smaller_cohorts_write_no_row_of_others(monkeypatch):
+    """Rows behind a cohort are padding."""
+    found = []
+    for leave in (True, False):
+        made = trainer(CHAINS["scaffold"], sampler=fl.Bernoulli(0.6))
+        if not leave:
+            copied(monkeypatch)
+        assert len({len(r.ids) for r in made.run(8)}) > 1
+        found.append(made)
+    same(*found)
+
+
+def test_a_round_that_fails_leaves_everything_as_it_was(monkeypatch):
+    made, twin = trainer(CHAINS["scaffold"]), trainer(CHAINS["scaffold"])
+    made.run(3)
+    twin.run(4)
+    before = numbers(made)
+
+    def broken(*_: object) -> None:
+        raise fl.errors.TaskError("the device is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(made.engine), "take", broken)
+        with pytest.raises(fl.errors.TaskError):
+            made.round()
+    after = numbers(made)
+    assert all(torch.equal(after[n], v) for n, v in before.items())
+    made.round()
+    same(made, twin)
+    assert made.store.num_bytes == twin.store.num_bytes, "no row is lost"
+
+
+def test_experiments_side_by_side_have_stores_of_their_own(monkeypatch):
+    alone = [trainer(CHAINS["scaffold"], seed) for seed in (0, 1)]
+    for one in alone:
+        one.run(3)
+    fleet = fl.Fleet([trainer(CHAINS["scaffold"], seed) for seed in (0, 1)])
+    fleet.run(3)
+    assert fleet._runner.loading.rows is not None
+    for one, other in zip(alone, fleet.trainers, strict=True):
+        torch.testing.assert_close(one.server.w, other.server.w)
+        rows = [t.store.snapshot()[0]["rows"].view(torch.float32) for t in (one, other)]
+        torch.testing.assert_close(*rows, atol=1e-5, rtol=1e-3)

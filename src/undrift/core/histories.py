@@ -123,11 +123,11 @@ class Histories:
     @property
     def fresh(self) -> Fresh:
         """Give what `set_out` writes, where it lies, and reads."""
-        terms, slots = (), ()
-        if self.terms is not None:
-            terms, slots = (self.terms,), (self._moves.slots.view_as(self._starts),)
         shared = [layer.shared for layer in self.layers.values()]
-        return Fresh(self.rates, terms, slots, shared, self._starts)
+        if self.terms is None:
+            return Fresh(self.rates, (), (), shared, self._starts)
+        slots = self._moves.slots.view_as(self._starts)
+        return Fresh(self.rates, (self.terms,), (slots,), shared, self._starts)
 
     def set_out(
         self, fresh: Fresh, w0: Tensor, more: Sequence[Tensor], steps: Tensor | None
@@ -139,8 +139,10 @@ class Histories:
             terms[0, ..., 0] = 1.0  # everybody begins at the received model, all else at 0
         # Where layers step by themselves `turn_to` brings slots of its own, which are not to be
         # written: a recorded round would go on to write there when others have that memory.
-        for slots in fresh.slots if steps is not None else ():
-            slots.copy_(fresh.starts + torch.where(steps > 0, 0, self.extent.steps))
+        if steps is not None:
+            first = fresh.starts + torch.where(steps > 0, 0, self.extent.steps)
+            for slots in fresh.slots:
+                slots.copy_(first)
         for layer, shared in zip(self.layers.values(), fresh.shared, strict=True):
             for j, vector in enumerate((w0, *more)):
                 shared[:, j].copy_(layer.of(vector))

@@ -414,7 +414,8 @@ class DeviceRound:
         every = buffers["numbers"][:, 3:].to(self.task.dtype)
         found = self._draw(self._count, rounds, seeds, buffers["info"], every)
         if self.reading.ready:
-            self.reading.lay_out(*found, buffers["info"].id)
+            keys, order = found
+            self.reading.lay_out(keys, order, buffers["info"].id)
             return
         for name, value in zip(("keys", "order"), found, strict=False):
             buffers.put(name, value)

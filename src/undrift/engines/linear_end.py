@@ -134,10 +134,8 @@ class LinearEnd:
         kept = leaves(before)
         states_at = [p for p in self._recording.vectors if p < self._recording.states]
         olds = [kept[p] for p in states_at]
-        if rows is None:
-            states = [room_for(v) for v in olds]
-        else:
-            states = [rows.after[p] for p in states_at]
+        rooms = rows.after if rows is not None else {p: room_for(kept[p]) for p in states_at}
+        states = [rooms[p] for p in states_at]
         room = (len(held.w), held.w.shape[-1])
         sums = [
             torch.empty(room, dtype=torch.float64, device=held.w.device)
@@ -245,10 +243,8 @@ class LinearEnd:
 
 def _placed(rows: StateRows, own: Sequence[Tensor], olds: Sequence[Tensor]) -> Placed:
     """Tell where vectors of clients are read and written."""
-    mine, before = ([rows.lying(v) for v in some] for some in (own, olds))
-    after = [rows.lying(v, NEW) for v in olds]
-    known = [[one.at for one in some if one is not None] for some in (mine, after, before)]
-    return Placed(*known, rows.aligned)
+    mine, before = ([rows.lying(v).at for v in some] for some in (own, olds))
+    return Placed(mine, [rows.lying(v, NEW).at for v in olds], before, rows.aligned)
 
 
 def _summed(values: Tensor, accepted: Tensor) -> Tensor:

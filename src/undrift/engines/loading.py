@@ -29,8 +29,8 @@ class Loading:
         self.crews, self.shape, self.buffers, self.device = crews, shape, buffers, device
         self._room = room  # copies states to where they will stay
         self.rows: StateRows | None = None  # of the only crew, where states need not be copied
-        # By experiment, from the last round: the same servers are in the buffers.  Not while a round
-        # is under way, which writes over them.
+        # By experiment, from the last round: the same servers are in the buffers.  Not while a
+        # round is under way, which writes over them.
         self.returned: dict[int, Server] = {}
 
     @property

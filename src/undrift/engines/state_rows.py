@@ -96,12 +96,10 @@ class StateRows:
         copy_all([to for to, _ in moved], [new for _, new in moved])
         self._exchange(NEW, self._out)
 
-    def lying(self, vector: Tensor, side: int = OLD) -> Lying | None:
-        """Tell where a vector of states lies, in the rows before or after; None if it is none."""
-        for j, i in enumerate(self._vectors):
-            if vector is self._held[i]:
-                return Lying(self._at[side, 1 + j], self.aligned)
-        return None
+    def lying(self, vector: Tensor, side: int = OLD) -> Lying:
+        """Tell where a vector of states lies, in the rows before or after."""
+        at = next(j for j, i in enumerate(self._vectors) if self._held[i] is vector)
+        return Lying(self._at[side, 1 + at], self.aligned)
 
     def _exchange(self, side: int, slices: tuple[Tensor, int]) -> None:
         from undrift.kernels import moving

@@ -68,12 +68,7 @@ def _launches(
     grid = (-(-p.inputs // config["BI"]), experiments * pieces, -(-p.outputs // config["BO"]))
     rows = grid[0] * grid[2] * config["BO"]
     added = torch.empty((len(e.squares), *e.taken.shape, rows), device=g.device)
-    theirs = (e.own, e.states, e.before)
-    if e.placed is None:
-        theirs = tuple([v.flatten(0, 1) for v in w] for w in theirs)
-    else:
-        theirs = (e.placed.own, e.placed.states, e.placed.before)
-    vectors = [v for w in theirs for v in _two(w, g)]
+    vectors = [v for w in _theirs(e) for v in _two(w, g)]
     wanted = totals = _sums(e, at)
     piece = 0
     if pieces > 1:
@@ -99,6 +94,13 @@ def _launches(
     if pieces > 1:
         made += [_adding(a, b, e.again) for a, b in zip(totals, wanted, strict=True)]
     return made, added
+
+
+def _theirs(e: Ending) -> list[list[Tensor]]:
+    """Give clients' own vectors, states and those before, or tables of where they lie."""
+    if e.placed is not None:
+        return [list(v) for v in (e.placed.own, e.placed.states, e.placed.before)]
+    return [[v.flatten(0, 1) for v in w] for w in (e.own, e.states, e.before)]
 
 
 def _adding(parts: Tensor, total: Tensor, again: Tensor | None) -> Launch:

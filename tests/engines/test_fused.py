@@ -1,10 +1,11 @@
 """A fused function is compiled once, for tensors as they lie in memory, and gives the same."""
 
-from functools import partial
+import shutil
 
 import pytest
 import torch
 
+from undrift.engines import fused
 from undrift.engines.fused import Fused, _alike
 
 
@@ -13,11 +14,11 @@ def compiled(monkeypatch):
     """Count how often the compiler is called; it runs what it is given as it stands."""
     calls = []
 
-    def backend(graph, inputs):
+    def compiler(graph, inputs):
         calls.append(graph)
-        return graph.forward
+        return graph
 
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    monkeypatch.setattr(fused, "compiled", compiler)
     return calls
 
 
@@ -40,9 +41,7 @@ def test_rows_with_gaps_and_a_row_given_twice_are_compiled_for_once(compiled):
     assert len(compiled) == 1
 
 
-def test_compiled_code_is_tried_on_what_is_given_not_on_what_tracing_left(monkeypatch):
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-
+def test_compiled_code_is_tried_on_what_is_given_not_on_what_tracing_left(compiled):
     def pick(k, values):
         value = values.index_select(0, k)  # out of range once the counter has gone on
         k.add_(1)
@@ -67,7 +66,14 @@ def test_empty_tensors_are_never_the_same(compiled):
     assert shapes(torch.zeros(0), torch.zeros(0)) == (torch.tensor(1.0), torch.tensor(2.0))
 
 
-def test_settings_are_made_for_what_is_compiled(compiled):
+def test_other_shapes_get_code_of_their_own_and_those_of_before_keep_theirs(compiled):
+    add = Fused(lambda a: a + len(a), "a sum", compiled=True)
+    for count in (3, 5, 3, 5):
+        assert torch.equal(add(torch.ones(count)), torch.full((count,), 1.0 + count))
+    assert len(compiled) == 2
+
+
+def test_settings_are_made_for_what_is_compiled(monkeypatch):
     from torch._inductor import config
 
     seen = {}
@@ -75,10 +81,9 @@ def test_settings_are_made_for_what_is_compiled(compiled):
     def looking(graph, inputs):
         asked = config.compile_threads, config.deterministic, config.triton.persistent_reductions
         seen[len(seen)] = asked
-        return graph.forward
+        return graph
 
-    compiled.clear()
-    torch.compile.keywords["backend"] = looking
+    monkeypatch.setattr(fused, "compiled", looking)
     usual = config.triton.persistent_reductions
     Fused(lambda v: v.sort(stable=True).indices, "an order", compiled=True)(torch.rand(4))
     Fused(lambda v: v + 1, "a sum", compiled=True)(torch.rand(4))
@@ -88,7 +93,7 @@ def test_settings_are_made_for_what_is_compiled(compiled):
 
 @pytest.mark.parametrize("wrong", [None, "result", "in place"])
 def test_a_compiler_that_errs_is_found_out(wrong, monkeypatch, caplog):
-    def compiler(traced, **_):
+    def compiler(traced, _):
         def made(*given):
             results = list(traced(*given))
             if wrong == "result":
@@ -99,17 +104,17 @@ def test_a_compiler_that_errs_is_found_out(wrong, monkeypatch, caplog):
 
         return made
 
-    monkeypatch.setattr(torch, "compile", compiler)
+    monkeypatch.setattr(fused, "compiled", compiler)
 
     def step(w, g):
         w.sub_(g)
         return w.sum(), torch.where(w > 0, w, torch.nan)
 
     w, g = torch.arange(4.0), torch.full((4,), 0.5)
-    fused = Fused(step, "a step", compiled=True, proven=True)
+    made = Fused(step, "a step", compiled=True, proven=True)
     with caplog.at_level("INFO", "undrift"):
-        total, _ = fused(w, g)
-    assert fused.is_plain == (wrong is not None) == ("gives other numbers" in caplog.text)
+        total, _ = made(w, g)
+    assert made.is_plain == (wrong is not None) == ("gives other numbers" in caplog.text)
     assert w.tolist() == [-0.5, 0.5, 1.5, 2.5] and float(total) == pytest.approx(4.0)
 
 
@@ -118,3 +123,22 @@ def test_numbers_that_are_alike():
     assert _alike(a * (1 + 1e-6), a) and _alike(a[1:3], a[1:3]) and _alike(a[:0], a[:0])
     assert not _alike(a * 1.001, a) and not _alike(a.nan_to_num(), a) and not _alike(a[:2], a)
     assert not _alike(a.double(), a) and not _alike(torch.tensor([2]), torch.tensor([1]))
+
+
+@pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="torch compiles by a C++ compiler"
+)
+def test_the_compiler_itself():
+    """Torch's own, for recorded operations, in place and otherwise."""
+
+    def step(w, g, lr):
+        w.sub_(lr * g)
+        return w.sum(1), torch.where(w > 0, w, -w)
+
+    w, g, lr = aligned_rows(), aligned_rows() + 1, torch.tensor(0.5)
+    made, plain = Fused(step, "a step", compiled=True, proven=True), w.clone()
+    for _ in range(2):
+        for found, wanted in zip(made(w, g, lr), step(plain, g, lr), strict=True):
+            torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(w, plain)
+    assert not made.is_plain

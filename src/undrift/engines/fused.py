@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from copy import deepcopy
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,11 +26,18 @@ MOST_LAYERS = 16  # whose gradients are read where they are
 SORTS = (torch.ops.aten.sort.default, torch.ops.aten.sort.stable)
 
 
+class Made(NamedTuple):
+    """What stands for a function, for things that lie alike."""
+
+    run: Callable[..., Any]
+    shape: Any  # of what the function returns
+
+
 class Fused:
     """Calls `function(*trees)`; all tensors it reads must be leaves of its arguments.
 
-    It may write into them in place.  Shapes are those of the first call.  Where it cannot be
-    traced, `plain` is called instead.  `vectors`: almost all is arithmetic on long vectors.
+    It may write into them in place.  For other shapes, or where other arguments are the same
+    memory, it is compiled again.  Where it cannot be traced, `plain` is called instead.  `vectors`: almost all is arithmetic on long vectors.
     `proven`: what the compiler has made is compared once with the operations as they stand; not
     for everything, for that takes as much memory as it reads, twice.
     """
@@ -46,38 +54,38 @@ class Fused:
     ) -> None:
         self.function, self.plain, self._vectors = function, plain or function, vectors
         self.name, self.compiled, self._proven = name, compiled, proven
-        self._made: Callable[..., Any] | None = None
-        self._shape: Any = None  # of what the function returns
-        self._first: list[int] = []  # for every leaf the first one that is the same memory
+        self._made: dict[Any, Made] = {}  # by how what is given lies in memory
         self._plain = False
 
     def __call__(self, *trees: Tree) -> Tree:
         if self._plain or not (self.compiled or TRACES):
             return self.plain(*trees)
         given = leaves(trees)
-        if self._made is None or (self.compiled and self._first != _first_of(given)):
-            self._record(trees)
-        if self._made is None:
+        first = _first_of(given) if self.compiled else list(range(len(given)))
+        how = (*first, *((v.shape, v.stride(), v.dtype) for v in given)) if self.compiled else ()
+        made = self._made.get(how) or self._record(trees, first)
+        if made is None:
             return self.plain(*trees)
-        if self.compiled:
-            given = [v for i, v in enumerate(given) if self._first[i] == i]
-        return rebuild(self._shape, self._made(*given))
+        self._made[how] = made
+        return rebuild(made.shape, made.run(*(v for i, v in enumerate(given) if first[i] == i)))
 
     @property
     def is_plain(self) -> bool:
         """Whether the function could not be traced."""
         return self._plain
 
-    def _record(self, trees: tuple[Tree, ...]) -> None:
-        """Trace on copies, so that what is written in place is written once, later."""
-        shape, given = structure(trees), leaves(trees)
-        # The compiler takes what it is given twice for two, and compiles again when it sees them.
-        first = _first_of(given) if self.compiled else list(range(len(given)))
+    def _record(self, trees: tuple[Tree, ...], first: list[int]) -> Made | None:
+        """Trace on copies, so that what is written in place is written once, later.
+
+        For every leaf `first` names the first one that is the same memory: the compiler takes what
+        it is given twice for two.
+        """
+        shape, given, found = structure(trees), leaves(trees), list[Any]()
 
         def flat(*values: Any) -> list[Any]:
             by_place = dict(zip(sorted(set(first)), values, strict=True))
             result = self.function(*rebuild(shape, [by_place[i] for i in first]))
-            self._shape = structure(result)
+            found[:] = [structure(result)]
             return leaves(result)
 
         def copies() -> list[Tensor]:
@@ -90,9 +98,9 @@ class Fused:
                 traced.graph.eliminate_dead_code()
                 traced.recompile()
             else:
-                made = torch.compile(traced, fullgraph=True, dynamic=False)
                 with warnings.catch_warnings(), _settings(traced, self._vectors):
                     warnings.simplefilter("ignore")  # the compiler's own remarks
+                    made = compiled(deepcopy(traced), copies())
                     if self._proven:
                         _prove(traced, made, copies)
                     else:
@@ -100,8 +108,21 @@ class Fused:
         except Exception as error:  # any of the tracer's or the compiler's
             log.info("%s runs unfused (%s: %s)", self.name, type(error).__name__, error)
             self._plain = True
-            return
-        self._made, self._first = made, first
+            return None
+        return Made(made, found[0])
+
+
+def compiled(traced: torch.fx.GraphModule, given: list[Tensor]) -> Callable[..., Any]:
+    """Compile recorded operations for tensors like these.
+
+    Not by `torch.compile`: it would ask every time whether they still are, and compile anew for
+    reasons of its own, even while a round is being recorded.
+    """
+    from torch._inductor import compile as compile_recorded
+
+    with torch.no_grad():
+        made: Callable[..., Any] = compile_recorded(traced, given)
+    return made
 
 
 def _prove(traced: Any, made: Any, copies: Callable[[], list[Tensor]]) -> None:

@@ -289,7 +289,7 @@ def main() -> None:
     parser.add_argument("--precisions", default="tf32,bf16")
     parser.add_argument("--options", default="{}", help="JSON, further options of the engine")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--blocks", type=int, default=3)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--tiny", action="store_true")

@@ -105,7 +105,7 @@ def test_a_store_without_state_works_the_same(place, empty, tmp_path):
     tensors, meta = store.snapshot()
     store.retain([tensors])
     store.restore(tensors, meta)
-    assert store.seen == [2, 4]
+    assert store.seen == ([2, 4] if empty is None else []), "there is nothing to keep"
     if empty is not None:
         assert store.gather([1, 2]) == empty and store.row_floats == 0
 

@@ -37,9 +37,10 @@ class Fused:
     """Calls `function(*trees)`; all tensors it reads must be leaves of its arguments.
 
     It may write into them in place.  For other shapes, or where other arguments are the same
-    memory, it is compiled again.  Where it cannot be traced, `plain` is called instead.  `vectors`: almost all is arithmetic on long vectors.
-    `proven`: what the compiler has made is compared once with the operations as they stand; not
-    for everything, for that takes as much memory as it reads, twice.
+    memory, it is compiled again.  Where it cannot be traced, `plain` is called instead.
+    `vectors`: almost all is arithmetic on long vectors.  `proven`: what the compiler has made is
+    compared once with the operations as they stand; not for everything, for that takes as much
+    memory as it reads, twice.
     """
 
     def __init__(

@@ -90,8 +90,10 @@ class ClientStateStore:
     def gather(self, ids: Tensor | Sequence[int], out: Tree | None = None) -> Tree:
         """Read states, with a leading axis C, on the store's device; into `out`, if it is given."""
         clients = _as_ids(ids)
-        entries = [self._visible.get(i) for i in clients]
         states = self._packing.empty(len(clients), self._device) if out is None else out
+        if not self._packing.num_words:
+            return states
+        entries = [self._visible.get(i) for i in clients]
         given = self._packing.checked(states, len(clients))
         table, flat = self._beside(given, len(clients))
         if table is not None:
@@ -114,6 +116,8 @@ class ClientStateStore:
         clients = _as_ids(ids)
         self._refuse_twice(clients)
         given = self._packing.checked(states, len(clients))
+        if not self._packing.num_words:
+            return  # there is nothing to keep
         table, flat = self._beside(given, len(clients))
         if table is not None:
             entries = table.write_parts(

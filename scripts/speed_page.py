@@ -55,7 +55,7 @@ def rounds() -> str:
 {table(head, rows)}
 ![TFLOP/s of whole rounds](pictures/speed.png)
 
-Whole rounds: batches drawn and gathered, all local steps, states, sums, the server's step; 50 rounds
+Whole rounds: batches drawn and gathered, all local steps, states, sums, the server's step; 200 rounds
 queued without waiting, median of 3. Master weights and sums are float32. TFLOP/s count forward,
 weight gradients and input gradients but the first layer's. `host ms` is what the host needs to
 queue a round.

@@ -122,7 +122,7 @@ def compiled(traced: torch.fx.GraphModule, given: list[Tensor]) -> Callable[...,
     from torch._inductor import compile as compile_recorded
 
     with torch.no_grad():
-        made: Callable[..., Any] = compile_recorded(traced, given)
+        made: Callable[..., Any] = compile_recorded(traced, list[Any](given))
     return made
 
 

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from undrift.engines import fused
 from undrift.engines.fused import Fused, _alike
@@ -123,6 +124,18 @@ def test_numbers_that_are_alike():
     assert _alike(a * (1 + 1e-6), a) and _alike(a[1:3], a[1:3]) and _alike(a[:0], a[:0])
     assert not _alike(a * 1.001, a) and not _alike(a.nan_to_num(), a) and not _alike(a[:2], a)
     assert not _alike(a.double(), a) and not _alike(torch.tensor([2]), torch.tensor([1]))
+
+
+def test_numbers_that_a_function_has_written_down_lie_where_its_arguments_do():
+    def marked(v):
+        v[0] = 1.0
+        return v * torch.tensor(2.0)
+
+    traced = make_fx(marked)(torch.zeros(3))
+    constants = [node.target for node in traced.graph.find_nodes(op="get_attr")]
+    fused._bring_constants(traced, [torch.zeros(3, device="meta")])
+    assert len(constants) == 2
+    assert all(getattr(traced, name).device.type == "meta" for name in constants)
 
 
 @pytest.mark.skipif(

@@ -136,7 +136,7 @@ class Histories:
         fresh.rates.zero_()
         for terms in fresh.terms:
             terms.zero_()
-            terms[0, ..., 0] = 1.0  # everybody begins at the received model, all else at 0
+            terms[0, ..., 0].fill_(1.0)  # everybody begins at the received model, all else at 0
         # Where layers step by themselves `turn_to` brings slots of its own, which are not to be
         # written: a recorded round would go on to write there when others have that memory.
         if steps is not None:

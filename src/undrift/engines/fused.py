@@ -94,6 +94,7 @@ class Fused:
 
         try:
             traced = make_fx(flat)(*copies())
+            _bring_constants(traced, given)
             made: Callable[..., Any] = traced
             if not self.compiled:
                 traced.graph.eliminate_dead_code()
@@ -111,6 +112,17 @@ class Fused:
             self._plain = True
             return None
         return Made(made, found[0])
+
+
+def _bring_constants(traced: torch.fx.GraphModule, given: Sequence[Tensor]) -> None:
+    """Put numbers that a function has written down where its arguments are.
+
+    They are traced on the host, and fetched from there they could not be recorded.
+    """
+    for node in traced.graph.find_nodes(op="get_attr"):
+        value = getattr(traced, node.target)
+        if isinstance(value, Tensor) and value.device.type == "cpu" and given:
+            setattr(traced, node.target, value.to(given[0].device))
 
 
 def compiled(traced: torch.fx.GraphModule, given: list[Tensor]) -> Callable[..., Any]:

@@ -32,10 +32,12 @@ def _quick_make_fx(function):
 @pytest.fixture
 def recorded(monkeypatch):
     """Record and replay the pieces of a round as a device does: see tests/engines/replaying.py."""
-    from replaying import Replayed
+    from replaying import Replayed, watch_compiled
 
     from undrift.engines import device_round
 
     monkeypatch.setattr(Replayed, "recorded", [], raising=False)
     monkeypatch.setattr(device_round, "Piece", Replayed)
-    return Replayed.recorded
+    too_late = watch_compiled(monkeypatch)
+    yield Replayed.recorded
+    assert not too_late, "compiled for the first time while a round is recorded"

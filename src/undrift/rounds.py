@@ -9,9 +9,12 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from undrift.core.algorithm import Row, Server
@@ -20,6 +23,8 @@ from undrift.engines.engine import Assignment
 from undrift.engines.traffic import Traffic
 
 log = logging.getLogger("undrift")
+
+Numbers = NDArray[np.float64]
 
 
 class RoundResult(NamedTuple):
@@ -65,17 +70,17 @@ class Advance(NamedTuple):
         rows = self.rows
         return [rows.accepted, rows.steps, rows.loss, *rows.scores.values()]
 
-    def result_of(self, told: Sequence[Tensor], at: float) -> RoundResult:
+    def result_of(self, told: Sequence[Numbers], at: float) -> RoundResult:
         """Make the result of what was told, read at some time."""
         accepted, steps, losses, *values = told
-        kept = accepted.bool()
-        losses, values = losses[kept], [v[kept] for v in values]
-        scores = {n: float(v.mean()) for n, v in zip(self.rows.scores, values, strict=True)}
-        skipped = sorted(i for i, ok in zip(self.ids, kept.tolist(), strict=True) if not ok)
-        if skipped:
+        kept, skipped = accepted != 0, list[int]()
+        if not kept.all():
+            losses, values = losses[kept], [v[kept] for v in values]
+            skipped = sorted(i for i, ok in zip(self.ids, kept.tolist(), strict=True) if not ok)
             why = "no report, not finite, or no batch to train on"
             log.warning("round %d: left out clients %s (%s)", self.round, skipped, why)
-        loss = float(losses.mean()) if len(losses) else math.nan
+        loss, *means = (float(v.mean()) if len(v) else math.nan for v in (losses, *values))
+        scores = dict(zip(self.rows.scores, means, strict=True))
         seconds, count = at - self.started, int(steps.sum())
         return RoundResult(self.round, self.ids, skipped, loss, scores, *self.sent, seconds, count)
 
@@ -108,12 +113,6 @@ def fetched(tensors: Sequence[Tensor]) -> Fetch:
     return Fetch(torch.cat([v.detach().reshape(-1) for v in tensors]))
 
 
-def parted(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Undo `fetched`: tensors of the same sizes and types, on the host."""
-    parts = vector.split([v.numel() for v in like])
-    return [p.to(v.dtype).view(v.shape) for p, v in zip(parts, like, strict=True)]
-
-
 class Reading:
     """What some rounds tell, on its way to the host in one piece."""
 
@@ -127,16 +126,22 @@ class Reading:
         """Give the results, once they are here."""
         if self._fetch is None:
             return []
-        values = iter(parted(self._fetch.read(), [v for told in self._told for v in told]))
+        # in float64, whatever the device has: rounds are many, and numpy is quick with few numbers
+        values = iter(self._parted(self._fetch.read().double().numpy()))
         at = time.perf_counter() if self._fetch.waits else self._done
-        found = [
-            one.result_of([next(values) for _ in told], at)
-            for one, told in zip(self.rounds, self._told, strict=True)
-        ]
+        with np.errstate(all="ignore"):  # a loss may be infinite
+            found = [
+                one.result_of([next(values) for _ in told], at)
+                for one, told in zip(self.rounds, self._told, strict=True)
+            ]
         if not self._fetch.waits:
             return found
         each = (at - self.rounds[0].started) / len(found)  # which took how long is not known
         return [one._replace(seconds=each) for one in found]
+
+    def _parted(self, vector: Numbers) -> list[Numbers]:
+        ends = list(accumulate((v.numel() for told in self._told for v in told), initial=0))
+        return [vector[a:b] for a, b in pairwise(ends)]
 
 
 class Judged:

@@ -1,5 +1,6 @@
 """Evaluation that does not wait: the same numbers, read once."""
 
+import math
 import time
 
 import pytest
@@ -9,9 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import undrift as fl
 from experiment.tiny import tiny
+from undrift.engines.traffic import NOTHING
 from undrift.errors import ConfigError, DataError
 from undrift.experiment.world import build
-from undrift.rounds import Reading, parted
+from undrift.rounds import Advance, Reading
 from undrift.rules.observe import LastModel
 from undrift.testing import tiny_task, tiny_world
 
@@ -191,11 +193,24 @@ def test_on_a_cpu_every_round_has_its_own_time():
     assert 0 < sum(seconds) <= time.perf_counter() - started
 
 
-def test_what_is_fetched_together_keeps_types_and_shapes():
-    given = [torch.tensor([True, False]), torch.tensor(0.1), torch.rand(2, 3).double()]
-    vector = torch.cat([v.reshape(-1) for v in given])
-    for back, value in zip(parted(vector, given), given, strict=True):
-        assert torch.equal(back, value) and back.dtype == value.dtype
+def test_a_result_is_made_of_whoever_counted():
+    """Means in float64 over those who were not left out; what is infinite stays so."""
+    losses = torch.tensor([0.1, torch.inf, 0.2, -torch.inf])
+
+    def result(accepted: list[bool]) -> fl.rounds.RoundResult:
+        row = trainer_of().advance().rows._replace(
+            accepted=torch.tensor(accepted), steps=torch.tensor([1.0, 2.0, 3.0, 4.0]),
+            loss=losses, scores={"accuracy": torch.tensor([1.0, 0.0, 0.5, 0.0])},
+        )  # fmt: skip
+        return Advance(1, [5, 3, 9, 7], row, NOTHING, 0.0).result()
+
+    some = result([True, False, True, False])
+    assert (some.skipped, some.steps, some.scores) == ([3, 7], 10, {"accuracy": 0.75})
+    assert some.loss == float(losses[0].double() + losses[2].double()) / 2
+    nobody = result([False] * 4)
+    assert math.isnan(nobody.loss) and math.isnan(nobody.scores["accuracy"])
+    assert result([True, True, True, False]).loss == math.inf
+    assert math.isnan(result([True] * 4).loss)
 
 
 def test_a_measured_round_is_queued_without_waiting():

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from undrift.core.tree import leaves
+
 DESTROYED = -(2**40)  # as an index it is out of any range
 
 
@@ -32,10 +34,33 @@ class Recorder(TorchDispatchMode):
         return made
 
 
+def watch_compiled(monkeypatch: Any) -> list[str]:
+    """Collect what is called for the first time, in its shapes, while something is recorded.
+
+    On a device it would be compiled then, which cannot be recorded.
+    """
+    from undrift.engines.fused import Fused, lies
+
+    known, found, call = set[Any](), list[str](), Fused.__call__
+
+    def watched(self: Fused, *trees: Any) -> Any:
+        key = (id(self), lies(leaves(trees)))
+        if key not in known and Replayed.recording:
+            found.append(self.name)
+        known.add(key)
+        kept.append(self)
+        return call(self, *trees)
+
+    kept = list[Fused]()  # an id is only good as long as what it names
+    monkeypatch.setattr(Fused, "__call__", watched)
+    return found
+
+
 class Replayed:
     """Stands in for `Piece`: called as it is, then recorded, then replayed."""
 
     recorded: list[Replayed]  # in the order of recording
+    recording = False
 
     def __init__(self, function: Callable[[], None], pool: Any) -> None:
         self.function, self.called = function, False
@@ -46,8 +71,12 @@ class Replayed:
             self.function()
             self.called = True
         elif self.calls is None:
-            with Recorder() as recorder:
-                self.function()
+            Replayed.recording = True
+            try:
+                with Recorder() as recorder:
+                    self.function()
+            finally:
+                Replayed.recording = False
             self.calls = recorder.calls
             self.own = [made for call in self.calls for made in _fresh(call)]
             self.recorded.append(self)

@@ -282,7 +282,8 @@ class DeviceRound:
         if self.histories is not None and not self.histories.known:
             function()  # what is recorded depends on which layers remember
             return
-        key = (key, self.loading.rows is not None)
+        # what a round does must be the same when it is recorded as when it was first called
+        key = (key, self.loading.rows is not None, self._begins_at_once())
         if key not in self._pieces:
             self._pieces[key] = Piece(function, self.pool)
             self._held[key] = {}

@@ -63,7 +63,7 @@ class Fused:
             return self.plain(*trees)
         given = leaves(trees)
         first = _first_of(given) if self.compiled else list(range(len(given)))
-        how = (*first, *((v.shape, v.stride(), v.dtype) for v in given)) if self.compiled else ()
+        how = lies(given) if self.compiled else ()
         made = self._made.get(how) or self._record(trees, first)
         if made is None:
             return self.plain(*trees)
@@ -156,6 +156,11 @@ def _alike(found: Tensor, wanted: Tensor) -> bool:
     known = wanted.isfinite()
     largest = float(wanted[known].abs().max()) if bool(known.any()) else 0.0
     return torch.allclose(found, wanted, rtol=1e-4, atol=1e-6 * largest, equal_nan=True)
+
+
+def lies(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Tell how tensors lie in memory: code is made for that."""
+    return (*_first_of(tensors), *((v.shape, v.stride(), v.dtype) for v in tensors))
 
 
 def _first_of(tensors: Sequence[Tensor]) -> list[int]:

@@ -30,6 +30,7 @@ from undrift.engines.engine import Assignment, by_client
 from undrift.engines.shard_rows import ShardFiles, entries_of, written
 from undrift.engines.shards import ShardSum
 from undrift.engines.vectorised import Vectorised
+from undrift.state.rows import NOWHERE
 from undrift.state.store import ClientStateStore
 
 PREFIX = "undrift-rows-"
@@ -114,7 +115,7 @@ class Member:
         after = self.engine.store.merged()
         self.engine.store.rollback()  # who asked decides what counts
         kept = [i for i, ok in zip(work.ids, rows.accepted.tolist(), strict=True) if ok]
-        slots, marks = written([after[i] for i in kept]).values()
+        slots, marks = written([after.get(i, NOWHERE) for i in kept]).values()
         return Parcel(total.sums(), own.clients, rows, slots, marks, self.engine.plan())
 
     def _look_anew(self, common: Common, own: Part) -> tuple[Tree, ...]:

@@ -50,10 +50,11 @@ from undrift.engines.crew import (
 from undrift.engines.engine import Assignment, Engine, Outcome
 from undrift.engines.member import Member
 from undrift.engines.reference import Reference
-from undrift.engines.shard_rows import FarRows, entries_of
+from undrift.engines.shard_rows import FarRows, entries_of, written
 from undrift.engines.shards import deal_shards, examples_of, interleaved, merged
 from undrift.engines.sums import SHARDS
 from undrift.errors import ConfigError, FederationError, unknown_name
+from undrift.state.rows import NOWHERE
 from undrift.state.store import ClientStateStore, Place
 
 log = logging.getLogger("undrift")
@@ -236,7 +237,9 @@ class Sharded(Engine):
         for parcel in parcels.values():
             ok = parcel.rows.accepted.tolist()
             ids = [i for i, good in zip(parcel.clients.tolist(), ok, strict=True) if good]
-            self.store.stage_written(ids, entries_of(parcel.slots, parcel.fingerprints))
+            entries = entries_of(parcel.slots, parcel.fingerprints)
+            kept = [(i, e) for i, e in zip(ids, entries, strict=True) if e.place >= 0]
+            self.store.stage_written([i for i, _ in kept], [e for _, e in kept])
         self._plans |= {k: parcel.plan for k, parcel in parcels.items()}
         total: Report = merged([parcels[k].sums for k in places])
         rows: Row = interleaved([parcels[k].rows for k in places], list(places.values()))
@@ -285,9 +288,8 @@ class Sharded(Engine):
         part, visible = work.part(at), self.store.visible
         there = at.to(self.device)
         mine = tree_map(lambda v: v[there], notes)
-        entries = [visible.get(client) for client in part.ids]
-        slots = torch.tensor([-1 if e is None else e.place for e in entries])
-        marks = torch.tensor([0 if e is None else e.fingerprint for e in entries])
+        entries = [visible.get(client, NOWHERE) for client in part.ids]
+        slots, marks = written(entries).values()
         told = Part(part.clients, part.info, mine, part.order, part.steps, part.sizes, slots, marks)
         packed: Part = pack(told)
         return packed

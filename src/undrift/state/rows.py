@@ -33,6 +33,9 @@ class Entry(NamedTuple):
     fingerprint: int = 0
 
 
+NOWHERE = Entry(-1)  # of a client without a row, where one has to be told
+
+
 class Tier(Protocol):
     """A keeper of rows.  An entry says which version of a row; `None` is the template."""
 

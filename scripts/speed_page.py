@@ -56,7 +56,7 @@ def rounds() -> str:
 ![TFLOP/s of whole rounds](pictures/speed.png)
 
 Whole rounds: batches drawn and gathered, all local steps, states, sums, the server's step; 200 rounds
-queued without waiting, median of 3. Master weights and sums are float32. TFLOP/s count forward,
+(50 where measured earlier) queued without waiting, median of 3. Master weights and sums are float32. TFLOP/s count forward,
 weight gradients and input gradients but the first layer's. `host ms` is what the host needs to
 queue a round.
 
@@ -218,10 +218,19 @@ A cohort of 100, 5 steps of batch 20, an MLP of 1.0M parameters; SCAFFOLD's stat
 
 
 def peers() -> str:
-    """Compare with other simulators, where that was measured."""
-    found = read("peers_cpu.json")
-    if found is None:
+    """Compare with other simulators on CPUs, where that was measured."""
+    runs = [found for name in ("peers_cpu", "peers_cpu_amd") if (found := read(f"{name}.json"))]
+    if not runs:
         return ""
+    return f"""## Other simulators on a CPU
+
+{"".join(map(peers_run, runs))}
+CPU seconds of all threads and processes together, medians of {runs[0]["repeats"]} turns in
+one run, each in an environment of its own. Checked: {runs[0]["checked_by"]}.
+"""
+
+
+def peers_run(found: dict[str, Any]) -> str:
     rows = []
     for work, one in found["works"].items():
         ratios = one["against_undrift"]["cpu_seconds"]["best"]
@@ -230,15 +239,13 @@ def peers() -> str:
             told = ", ".join(f"{n} {v}" for n, v in versions.items() if n != "numpy")
             used = min(t[name]["cpu_seconds"] for t in one["threads"].values() if name in t)
             rows.append([work, name, told, f"{used:.2f}", f"{ratio:.2f}x"])
-    counts = list(next(iter(found["works"].values()))["threads"])
-    threads = "one torch thread" if counts == ["1"] else f"the best of {', '.join(counts)} threads"
-    return f"""## Other simulators on a CPU
-
-    python benchmarks/peers.py --threads {" ".join(counts)} --repeats {found["repeats"]}      # {found["machine"]["cpu"]}, {found["machine"]["cores"]} cores
+    counts = " ".join(next(iter(found["works"].values()))["threads"])
+    options = "".join(
+        f" --{name} {' '.join(chosen)}" for name, chosen in found.get("chosen", {}).items()
+    )
+    return f"""    python benchmarks/peers.py --threads {counts} --repeats {found["repeats"]}{options}      # {found["machine"]["cpu"]}, {found["machine"]["cores"]} cores
 
 {table(["work", "simulator", "versions", "CPU s a round", "against undrift"], rows)}
-CPU seconds of all threads and processes together, with {threads}, medians of {found["repeats"]} turns in
-one run, each in an environment of its own. Checked: {found["checked_by"]}.
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -33,8 +34,10 @@ SIDE_BY_SIDE = 2e8  # operations in the cohort's forward pass from which a secon
 KEPT = 2e7
 # Bytes of the weights of all clients at a time that a CPU keeps in its caches from one step to the
 # next, where layers step in place: on an AMD EPYC rounds of dense networks took 1.2 times less with
-# 90k parameters than with everybody at once, 1.8 times less with 200k, 1.4 times less with 1M.
-CACHED = 9e6
+# 200k parameters than with 24 at once, 1.3 times less with 1M; of 90k, 8 to 16 were as good.
+CACHED = 4.5e6
+# The largest piece that glibc takes for one that comes and goes: see `keep_freed_memory`.
+LARGEST = 31 * 2**20
 USED = 0.7  # of what is free
 COPIES = 6  # vectors [P] per client in a local step: model, gradient, correction and temporaries
 
@@ -88,6 +91,16 @@ def _pays(algo: Algorithm, task: Task, w: Tensor, batch: Batch) -> float:
         return max(1.0, KEPT // each)
     # one matrix is moved in place; elsewhere than in dense networks a call costs more than it saves
     return max(2.0, CACHED // each) if is_dense(task, batch.x.dim() - 1) else math.inf
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Let the C library keep what is freed, up to 60 MB, for whoever asks next.
+
+    glibc gives freed memory back to the system, and takes it again page by page, until it has seen
+    a piece as large come and go.  This one is never touched.  Other libraries do not mind.
+    """
+    torch.empty(LARGEST, dtype=torch.uint8)
 
 
 def is_small(need: Need, device: torch.device, cohort: int) -> bool:

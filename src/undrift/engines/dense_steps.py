@@ -6,14 +6,18 @@ are called on [C, B, ...] themselves.  Equal to `PlainSteps` within rounding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from undrift.core.algorithm import Client
-from undrift.core.linear import Descent, descending_cohort
-from undrift.core.losses import LOSSES, METRICS
+from undrift.core import linear
+from undrift.core.algorithm import Algorithm, Broadcast, Client
+from undrift.core.linear import Descent, take_step
+from undrift.core.losses import LOSSES, METRICS, cross_entropy
 from undrift.core.task import Batch, Task, per_example
 from undrift.core.views import Carry
 from undrift.engines.plain import PlainSteps, is_sequence
@@ -54,37 +58,201 @@ def _is_simple(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Linear) or type(layer) in ELEMENTWISE
 
 
+class Workspace:
+    """Memory that every step writes again: fresh memory costs its page faults, step after step."""
+
+    def __init__(self) -> None:
+        self._held: dict[Any, Tensor] = {}
+
+    def room(self, name: Any, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Give memory of this name, shape and the type of `like`; what is in it is lost."""
+        size = math.prod(shape)
+        held = self._held.get(name)
+        if held is None or len(held) < size or held.dtype != like.dtype:
+            held = self._held[name] = like.new_empty(size)
+        return held[:size].view(*shape)
+
+
+class _Linear:
+    """A cohort's linear layer, its products written where the last step had them."""
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, shape: Sequence[int], wanted: bool,
+        room: Callable[..., Tensor],
+    ) -> None:  # fmt: skip
+        self._weight, self._bias, self._shape, self._wanted = weight, bias, shape, wanted
+        count, out, size = weight.shape
+        batch = math.prod(shape[1:-1])
+        self._rows = (count, batch, size)
+        self._first = linear.weights_first()
+        made = room("y", (count, out, batch) if self._first else (count, batch, out))
+        self._product, self._turned = made, weight.transpose(1, 2)
+        self._y = (made.transpose(1, 2) if self._first else made).unflatten(1, shape[1:-1] or (1,))
+        self._added = bias if bias is None else bias[:, :, None] if self._first else bias[:, None]
+        if wanted:
+            self._made = room("g", (count, size, batch) if self._first else self._rows)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._x = x.reshape(self._rows)
+        a, b = self._x, self._turned
+        if self._first:
+            a, b = self._weight, self._x.transpose(1, 2)
+        if self._added is None:
+            torch.bmm(a, b, out=self._product)
+        else:
+            torch.baddbmm(self._added, a, b, out=self._product)
+        return self._y.reshape(*self._shape[:-1], -1)
+
+    def back(self, g: Tensor, how: Descent) -> Tensor:
+        """Take the step; gives the gradient by the input, where somebody wants it."""
+        g = g.reshape(*self._rows[:2], -1)
+        turned, found = g.transpose(1, 2), g
+        if self._wanted and self._first:
+            found = torch.bmm(self._turned, turned, out=self._made).transpose(1, 2)
+        elif self._wanted:
+            found = torch.bmm(g, self._weight, out=self._made)
+        assert isinstance(how.lr, float) and isinstance(how.keep, float), "the same for all"
+        self._weight.baddbmm_(turned, self._x, beta=how.keep, alpha=-how.lr)
+        if self._bias is not None:
+            take_step(self._bias, g.sum(1), how)
+        return found.reshape(self._shape) if self._wanted else found
+
+
+class _Relu:
+    """ReLU behind a linear layer: nobody else reads what is below zero."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._y = x.relu_()
+        return self._y
+
+    def back(self, g: Tensor, how: Descent) -> Tensor:
+        torch.ops.aten.threshold_backward.grad_input(g, self._y, 0, grad_input=g)
+        return g
+
+
+class _Flat:
+    """What changes nothing but the shape."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self._flattens = isinstance(layer, nn.Flatten)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._shape = x.shape
+        return x.flatten(2) if self._flattens else x
+
+    def back(self, g: Tensor, how: Descent) -> Tensor:
+        return g.reshape(self._shape)
+
+
+class _Other:
+    """A layer whose way back torch knows."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self._layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            self._y = self._layer(self._x)
+        return self._y.detach()
+
+    def back(self, g: Tensor, how: Descent) -> Tensor:
+        (found,) = torch.autograd.grad(self._y, self._x, g)
+        return found
+
+
 class DenseSteps(PlainSteps):
-    """Moves the parameters of a chunk of clients; the task `is_dense`."""
+    """Moves the parameters of a chunk of clients; the task `is_dense`.
+
+    Goes forward and back by hand: every product is written where the last step had it, and only
+    losses other than cross-entropy and layers that are neither linear nor ReLU are left to
+    autograd.
+    """
+
+    def __init__(
+        self, task: Task, algo: Algorithm, broadcast: Broadcast, workspace: Workspace
+    ) -> None:
+        super().__init__(task, algo, broadcast, together=True)
+        self._workspace = workspace
+        self._made_for: Any = None
+        self._prepared: list[Any] = []
+        self._first = 0  # that moves
+
+    def start(self, clients: Client) -> Carry:
+        """Give every client its own row of parameters, in memory that another chunk had before."""
+        carry = self.begun(clients)
+        room = self._workspace.room("w", carry.w.shape, carry.w)
+        return carry._replace(w=room.copy_(carry.w))
 
     def step(self, clients: Client, carry: Carry, batch: Batch, k: Tensor) -> Carry:
         """Take one local step; the rows of `carry.w` move."""
         lr = float(self.algo.local.lr_at(self.broadcast.round, k))
         how = Descent(lr, 1 - lr * self.algo.local.weight_decay)
+        self._prepare(carry.w, batch.x)
+        y = batch.x
+        for layer in self._prepared:
+            y = layer.forward(y)
+        value, target = y.flatten(0, 1), batch.y.flatten(0, 1)
+        count = batch.mask.sum(1).clamp(min=1)
+        losses, g = self._losses_and_gradient(value, target, batch.mask, count)
+        metrics = self.task.metrics.items()
+        scores = {
+            n: carry.scores[n] + _means(m(value, target), batch.mask, count) for n, m in metrics
+        }
+        g = g.view(y.shape)
+        for layer in reversed(self._prepared[self._first :]):
+            g = layer.back(g, how)
+        return carry._replace(loss=carry.loss + losses, scores=scores)
+
+    def _losses_and_gradient(
+        self, value: Tensor, target: Tensor, mask: Tensor, count: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Give each client's mean loss, and the gradient of their sum by the output."""
+        if self.task.loss is cross_entropy and value.dim() == 2 and target.dim() == 1:
+            logs, at = torch.log_softmax(value, 1), target.long()[:, None]
+            picked = logs.gather(1, at)
+            share = (mask.to(value.dtype) / count[:, None]).view(-1, 1)
+            g = logs.exp_().mul_(share)
+            return _means(-picked[:, 0], mask, count), g.scatter_add_(1, at, -share)
+        value = value.detach().requires_grad_()
         with torch.enable_grad():
-            out = self._forward(carry.w, batch.x, how).flatten(0, 1)
-            target = batch.y.flatten(0, 1)
-            loss = _means(self.task.losses(out, target), batch.mask)
-            loss.sum().backward()
-        metrics, value = self.task.metrics.items(), out.detach()
-        scores = {n: carry.scores[n] + _means(m(value, target), batch.mask) for n, m in metrics}
-        return carry._replace(loss=carry.loss + loss.detach(), scores=scores)
+            loss = _means(self.task.losses(value, target), mask, count)
+            (g,) = torch.autograd.grad(loss.sum(), value)
+        return loss.detach(), g
 
-    def _forward(self, w: Tensor, x: Tensor, how: Descent) -> Tensor:
-        parts = self._parts(w)
-        for name, layer in _layers(self.task.module):
+    def _prepare(self, w: Tensor, x: Tensor) -> None:
+        """Make the layers for these weights and batches, unless they are those of the last step."""
+        wanted = (w.data_ptr(), w.shape, x.shape)
+        if wanted == self._made_for:
+            return
+        parts, made, shape = self._parts(w.detach()), list[Any](), x.shape
+        for number, (name, layer) in enumerate(_layers(self.task.module)):
             if isinstance(layer, nn.Linear):
-                weight, bias = (
-                    parts.get(f"{name}.{key}" if name else key) for key in ("weight", "bias")
-                )
-                assert weight is not None, "every linear layer has weights"
-                x = descending_cohort(x, weight.detach().requires_grad_(), bias, how)
+                own = [parts.get(f"{name}.{key}" if name else key) for key in ("weight", "bias")]
+                assert own[0] is not None, "every linear layer has weights"
+                room = partial(self._room, number, own[0])
+                behind = any(isinstance(one, _Linear) for one in made)
+                made.append(_Linear(own[0], own[1], shape, behind, room))
+                shape = torch.Size((*shape[:-1], layer.out_features))
+            elif type(layer) is nn.ReLU and made and isinstance(made[-1], _Linear):
+                made.append(_Relu())
+            elif isinstance(layer, nn.Flatten | nn.Identity):
+                made.append(_Flat(layer))
+                shape = shape if isinstance(layer, nn.Identity) else _flattened(shape)
             else:
-                x = x.flatten(2) if isinstance(layer, nn.Flatten) else layer(x)
-        return x
+                made.append(_Other(layer))
+        # nobody wants the gradient by what goes into the first layer that moves
+        self._first = next((i for i, one in enumerate(made) if isinstance(one, _Linear)), len(made))
+        self._prepared, self._made_for = made, wanted
+
+    def _room(self, number: int, like: Tensor, name: str, shape: Sequence[int]) -> Tensor:
+        return self._workspace.room((name, number), shape, like)
 
 
-def _means(values: Tensor, mask: Tensor) -> Tensor:
+def _flattened(shape: torch.Size) -> torch.Size:
+    return torch.Size((*shape[:2], math.prod(shape[2:])))
+
+
+def _means(values: Tensor, mask: Tensor, count: Tensor) -> Tensor:
     """Mean over each client's real examples: [C * B, ...] -> [C]."""
-    kept = torch.where(mask, per_example(values).view(mask.shape), 0.0)
-    return kept.sum(1) / mask.sum(1).clamp(min=1)
+    return torch.where(mask, per_example(values).view(mask.shape), 0.0).sum(1) / count

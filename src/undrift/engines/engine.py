@@ -228,13 +228,16 @@ class Engine:
         steps = work.steps.to(self.device, self.task.dtype)
         return Client(work.info, notes, state, nothing, nothing[:-1], steps)
 
-    def batch(self, ids: Tensor, positions: Tensor, over: Tensor | None = None) -> Batch:
-        """Fetch examples by position: [C, B] in, a batch with a leading client axis out.
+    def batch(self, ids: Tensor, positions: Tensor) -> Batch:
+        """Fetch examples by position: [C, B] in, a batch with a leading client axis out."""
+        return self.batch_of(self.federation.rows(ids, positions), positions)
+
+    def batch_of(self, rows: Tensor, positions: Tensor, over: Tensor | None = None) -> Batch:
+        """Fetch examples whose rows are known.
 
         `over` is the x of an earlier batch, as large or larger, that nobody needs any more: it may
         be written over.
         """
-        rows = self.federation.rows(ids, positions)
         x, y = _fetch(self.federation.x, rows, over), _fetch(self.federation.y, rows)
         return Batch(x, y, positions >= 0, positions)
 

@@ -106,7 +106,7 @@ def copy_into(old: Tree, new: Tree) -> None:
     copy_all(leaves(old), leaves(new))
 
 
-def apart(old: T, new: T) -> T:
+def apart(old: Tree, new: T) -> T:
     """Copy those leaves of `new` that show memory of `old`, which is about to be written."""
     places = {v.untyped_storage().data_ptr() for v in leaves(old) if v.numel()}
 

@@ -106,9 +106,14 @@ class PlainSteps:
 
     def start(self, clients: Client) -> Carry:
         """Give every client its own row of parameters."""
+        carry = self.begun(clients)
+        return carry._replace(w=carry.w.clone())
+
+    def begun(self, clients: Client) -> Carry:
+        """Bring everybody to the received model, which all still share."""
         begin = vmap(lambda c: client_start(self.algo, self.task, self.broadcast, c))
         carry: Carry = begin(clients)
-        return carry._replace(w=carry.w.clone())
+        return carry
 
     def step(self, clients: Client, carry: Carry, batch: Batch, k: Tensor) -> Carry:
         """Take one local step; the rows of `carry.w` move."""

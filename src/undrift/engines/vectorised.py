@@ -37,14 +37,16 @@ from undrift.engines.capacity import (
     has_convolution,
     is_out_of_memory,
     is_small,
+    keep_freed_memory,
     need_of,
     width_for,
     workers_for,
     would_fit,
 )
-from undrift.engines.dense_steps import DenseSteps, is_dense
+from undrift.engines.dense_steps import DenseSteps, Workspace, is_dense
 from undrift.engines.device_round import DeviceRound
 from undrift.engines.engine import Assignment, Engine, Outcome, mean_rows
+from undrift.engines.graphs import apart
 from undrift.engines.plain import PlainSteps, is_plain, is_sequence
 from undrift.engines.reference import Reference
 from undrift.engines.seams import Ways, seam_for, seam_plan, use_seam_plan
@@ -92,6 +94,9 @@ class Vectorised(Engine):
         self._decided = False
         self._threads: int | None = None  # of torch's own, while clients train; None: as they are
         self._crew: list[Vectorised] = []
+        self._workspace = Workspace()  # of a worker
+        if self.device.type == "cpu":
+            keep_freed_memory()
 
     def _first_batch(self) -> Batch:
         """Take one or two examples of whoever has some."""
@@ -267,6 +272,7 @@ class Vectorised(Engine):
         while len(self._crew) < min(self.workers or 1, most):
             worker = copy.copy(self)
             worker.task = self.task.clone() if self._crew else self.task
+            worker._workspace = Workspace()
             self._crew.append(worker)
         return self._crew
 
@@ -290,6 +296,7 @@ class Vectorised(Engine):
             review = self._measure("review", algo, broadcast, clients, carry, work)
             clients = clients._replace(review=review)
         done = vmap(lambda c, s: client_finish(algo, self.task, broadcast, c, s))(clients, carry)
+        done = apart((carry.w,), done)  # the next chunk may have this memory
         result: tuple[tuple[Tree, ...], Report, Row] = _take(done, back)
         return result
 
@@ -299,19 +306,20 @@ class Vectorised(Engine):
         """Take all local steps; the prefix of clients that still train shrinks."""
         path = self._path(algo, broadcast, together=len(work.ids) > 1)
         carry, finished, used = path.start(clients), [], None
+        rows = self.federation.rows(work.info.id, work.order)
         for k in range(int(work.steps.max())):
             live = int((work.steps > k).sum())
             if live < len(carry.w):
                 finished.append(_rows(carry, slice(live, None)))
                 carry, clients = _rows(carry, slice(live)), _rows(clients, slice(live))
-            batch = self._step_batch(work.info.id[:live], work.order[:live, k], used)
+            batch = self._step_batch(rows[:live, k], work.order[:live, k], used)
             carry = path.step(clients, carry, batch, self.step_number(k))
             used = batch.x if isinstance(path, DenseSteps) else None  # rules may keep a batch
         return join(carry, *reversed(finished))
 
-    def _step_batch(self, ids: Tensor, positions: Tensor, used: Tensor | None) -> Batch:
-        batch = self.batch(ids, positions, over=used)
-        images = len(ids) == 1 and batch.x.dim() == 5 and self.device.type == "cpu"
+    def _step_batch(self, rows: Tensor, positions: Tensor, used: Tensor | None) -> Batch:
+        batch = self.batch_of(rows, positions, over=used)
+        images = len(rows) == 1 and batch.x.dim() == 5 and self.device.type == "cpu"
         module = self.task.module
         if not (images and has_convolution(module) and is_sequence(module)):
             return batch  # a forward of its own might need `view`
@@ -325,7 +333,7 @@ class Vectorised(Engine):
         if not (self.in_place and on_cpu and is_plain(algo)):
             return GeneralSteps(self.task, algo, broadcast)
         if is_dense(self.task, self.federation.x.dim() - 1):
-            return DenseSteps(self.task, algo, broadcast, together=True)
+            return DenseSteps(self.task, algo, broadcast, self._workspace)
         return PlainSteps(self.task, algo, broadcast, together)
 
     def _begin(

@@ -52,9 +52,9 @@ class Alone(Reference):
             raise ConfigError(f"a node holds the examples of one client, not of {count}")
         super().__init__(task, federation, ClientStateStore(EMPTY, dtype=task.dtype))
 
-    def batch(self, ids: Tensor, positions: Tensor, over: Tensor | None = None) -> Batch:
+    def batch(self, ids: Tensor, positions: Tensor) -> Batch:
         """Fetch examples: whoever is asked for, they are the only ones here."""
-        return super().batch(torch.zeros_like(ids), positions, over)
+        return super().batch(torch.zeros_like(ids), positions)
 
     def probed(
         self, algo: Algorithm, broadcast: Broadcast, client: Client, work: Assignment

@@ -33,17 +33,26 @@ def add_rows(g, x, total, begin, ROWS, o, i, IN: tl.constexpr, OUT: tl.constexpr
 
 
 @triton.jit
-def vector_of(
-    vectors, client, stride, PLACED: tl.constexpr, ALIGNED: tl.constexpr, COLUMN: tl.constexpr
-):  # fmt: skip
-    """Give a client's vector: of a matrix, or PLACED where a table of addresses says."""
+def place_of(vectors, client, stride, PLACED: tl.constexpr):
+    """Tell where a client's vector is: which number of a matrix, or PLACED what a table says."""
     if PLACED:
-        row = tl.load(vectors + client).to(tl.pointer_type(tl.float32))
+        return tl.load(vectors + client)
+    else:
+        return client * stride
+
+
+@triton.jit
+def vector_at(
+    vectors, place, PLACED: tl.constexpr, ALIGNED: tl.constexpr, COLUMN: tl.constexpr
+):  # fmt: skip
+    """Give the vector at a place: of a matrix, or PLACED at an address."""
+    if PLACED:
+        row = place.to(tl.pointer_type(tl.float32))
         if ALIGNED:
             row = tl.multiple_of(row, 16)
         return row + COLUMN
     else:
-        return vectors + client * stride
+        return vectors + place
 
 
 @triton.jit(do_not_specialize=["ROWS", "EACH"])
@@ -93,20 +102,26 @@ def close_clients(
     WIDTH: tl.constexpr = 1 + SHARED + OWN
     VALUES: tl.constexpr = SUMMED + STATES + SUMS
     last = tl.minimum(first + BC, EACH)
-    # a client's own vectors are loaded while the one before it is closed
+    # a client's own vectors are loaded while the one before it is closed, and where they are before
     if OWN > 0:
-        source = vector_of(own, experiment * EACH + first, own_client, PLACED, ALIGNED, COLUMN)
+        place = place_of(own, experiment * EACH + first, own_client, PLACED)
+        source = vector_at(own, place, PLACED, ALIGNED, COLUMN)
         next_own = tl.load(source + at, mask=real, other=0.0)
+        place = place_of(
+            own, experiment * EACH + tl.minimum(first + 1, last - 1), own_client, PLACED
+        )
     if OWN > 1:
-        begin = experiment * EACH + first
-        source = vector_of(own_more, begin, own_more_client, PLACED, ALIGNED, COLUMN)
+        more = place_of(own_more, experiment * EACH + first, own_more_client, PLACED)
+        source = vector_at(own_more, more, PLACED, ALIGNED, COLUMN)
         next_more = tl.load(source + at, mask=real, other=0.0)
+        begin = experiment * EACH + tl.minimum(first + 1, last - 1)
+        more = place_of(own_more, begin, own_more_client, PLACED)
     made = tl.zeros((BO, BI), tl.float64)
     made_more = tl.zeros((BO, BI), tl.float64)
     for c in range(first, last):
         client = experiment * EACH + c
         there = real & (c + 1 < last)
-        behind = experiment * EACH + tl.minimum(c + 1, last - 1)
+        behind = experiment * EACH + tl.minimum(c + 2, last - 1)
         # All is loaded before anything is written: what comes behind a store waits for memory anew.
         # (Tuples grow by + alone here.)
         take = tl.load(taken + client) != 0
@@ -118,12 +133,18 @@ def close_clients(
                 n = n + (one,)  # type: ignore[assignment] # noqa: RUF005
         if OWN > 0:
             mine = next_own
-            source = vector_of(own, behind, own_client, PLACED, ALIGNED, COLUMN)
+            source = vector_at(own, place, PLACED, ALIGNED, COLUMN)
             next_own = tl.load(source + at, mask=there, other=0.0)
+            place = place_of(own, behind, own_client, PLACED)
         if OWN > 1:
             mine_1 = next_more
-            source = vector_of(own_more, behind, own_more_client, PLACED, ALIGNED, COLUMN)
+            source = vector_at(own_more, more, PLACED, ALIGNED, COLUMN)
             next_more = tl.load(source + at, mask=there, other=0.0)
+            more = place_of(own_more, behind, own_more_client, PLACED)
+        if STATES > 0:
+            to_state = place_of(state, client, state_client, PLACED)
+        if STATES > 1:
+            to_more = place_of(state_more, client, state_more_client, PLACED)
         slopes, inputs = g + client * g_client, x + client * x_client
         moved = moved_by(slopes, inputs, ROWS, o, i, IN, OUT, ONE, BS, BI, BO) * scale
         # A product lies otherwise among threads than what is loaded.  A choice between the two
@@ -164,15 +185,17 @@ def close_clients(
                     tl.store(to + tl.arange(0, BO), added)
             elif j < SUMMED + STATES:
                 if j == SUMMED:
-                    old = vector_of(before, client, before_client, PLACED, ALIGNED, COLUMN)
-                    new = vector_of(state, client, state_client, PLACED, ALIGNED, COLUMN)
+                    new = vector_at(state, to_state, PLACED, ALIGNED, COLUMN)
                 else:
-                    stride = before_more_client
-                    old = vector_of(before_more, client, stride, PLACED, ALIGNED, COLUMN)
-                    stride = state_more_client
-                    new = vector_of(state_more, client, stride, PLACED, ALIGNED, COLUMN)
+                    new = vector_at(state_more, to_more, PLACED, ALIGNED, COLUMN)
                 tl.store(new + at, value, mask=here)
                 if take == 0:
+                    if j == SUMMED:
+                        kept = place_of(before, client, before_client, PLACED)
+                        old = vector_at(before, kept, PLACED, ALIGNED, COLUMN)
+                    else:
+                        kept = place_of(before_more, client, before_more_client, PLACED)
+                        old = vector_at(before_more, kept, PLACED, ALIGNED, COLUMN)
                     tl.store(new + at, tl.load(old + at, mask=real, other=0.0), mask=real)
             elif j == SUMMED + STATES:
                 made += tl.where(take, value, 0.0).to(tl.float64)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import undrift as fl
 from undrift.core import linear
+from undrift.core.tree import record
 from undrift.engines import capacity
 from undrift.engines.dense_steps import is_dense
 
@@ -125,3 +126,54 @@ def test_as_many_clients_at_a_time_as_caches_hold(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(capacity, "CACHED", 1.0)
     least = trained(fl.Task(task.original, dtype=torch.float64), data, 0.1)
     assert least.engine.plan()["chunk"] == 2
+
+
+NETWORKS = {
+    "ReLU first": lambda: nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Linear(6, 5), nn.Linear(5, 3)),
+    "ReLU last": lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 3), nn.ReLU()),
+    "ReLU twice": lambda: nn.Sequential(
+        *(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.ReLU(), nn.Tanh(), nn.Linear(5, 3))
+    ),
+    "one layer": lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 3)),
+    "flattened late": lambda: nn.Sequential(
+        *(nn.Linear(3, 4), nn.SiLU(), nn.Flatten(), nn.Linear(8, 3), nn.Identity())
+    ),
+}
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_layers_in_any_order(name: str, first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "weights_first", lambda: first)
+    torch.manual_seed(0)
+    task, data = fl.Task(NETWORKS[name](), dtype=torch.float64), federation("classes")
+    assert is_dense(task, 2)
+    fast, slow = (trained(task, data, 0.1, **k) for k in ({"chunk": 2}, {"engine": "reference"}))
+    assert (fast.server.w - slow.server.w).abs().max() < 1e-12
+
+
+@record
+class LastModels(fl.Rule):
+    """A rule whose clients keep the models that they ended with, as they were handed over."""
+
+    def init_client(self, w: Tensor, sizes: object) -> Tensor:
+        return torch.zeros_like(w)
+
+    def finish(self, delta: Tensor, view: fl.ClientView) -> tuple[Tensor, Tensor, tuple[()]]:
+        return delta, view.w, ()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_clients_keep_is_not_written_over_by_the_next_chunk(workers: int) -> None:
+    torch.manual_seed(0)
+    task, data = fl.Task(mlp(), dtype=torch.float64), federation("classes")
+    algorithm = fl.Algorithm((LastModels(),), local=fl.Sgd(lr=0.2))
+    made = [
+        fl.Trainer(fl.Task(task.original, dtype=torch.float64), data, algorithm,
+                   work=fl.Work(epochs=1, batch=4), **options)
+        for options in ({"chunk": 2, "workers": workers}, {"engine": "reference"})
+    ]  # fmt: skip
+    for one in made:
+        one.run(2)
+    fast, slow = (t.store.gather(range(5))[0] for t in made)
+    assert (fast - slow).abs().max() < 1e-12 and len({float(row.sum()) for row in fast}) == 5

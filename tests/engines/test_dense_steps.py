@@ -178,7 +178,7 @@ def test_what_clients_keep_is_not_written_over_by_the_next_chunk(
     algorithm = fl.Algorithm((LastModels(),), local=fl.Sgd(lr=0.2))
     made = [
         fl.Trainer(fl.Task(task.original, dtype=torch.float64), data, algorithm,
-                   work=fl.Work(epochs=1, batch=4), **options)
+                   work=fl.Work(steps=3, batch=4), **options)
         for options in ({"chunk": 2}, {"engine": "reference"})
     ]  # fmt: skip
     for one in made:

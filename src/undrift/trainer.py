@@ -134,7 +134,7 @@ class Trainer:
     def restart(self, server: Server, seeds: Seeds) -> None:
         """Begin again at this server, with other cohorts and batches; nobody has a state yet."""
         self.seeds = self.roster.seeds = seeds
-        self._present = Present(server, 0, {})
+        self._present, self._trained = Present(server, 0, {}), None
         self.settle()
 
     # -- training ----------------------------------------------------------------------------
@@ -385,6 +385,7 @@ class Trainer:
         server = rebuild(structure(self.server), values)
         holders = frozenset(found.meta.get("holders", ()))
         self._present = Present(server, found.round, self.store.visible, holders)
+        self._trained = None  # what clients ended with belongs to another round
         self.roster.enrolled = found.tensors["enrolled"].numpy()
         self.engine.use_plan(found.meta["plan"])
         return True

@@ -50,15 +50,20 @@ def _remembers(monkeypatch):
     monkeypatch.setattr(histories.Histories, "could_pay", staticmethod(lambda *_: True))
 
 
-def trainer(build, seed: int = 0, **settings) -> fl.Trainer:
+def network(bias: bool) -> nn.Sequential:
+    sizes = ((9, 16), (16, 33), (33, 3))
+    one, two, three = (nn.Linear(*s, bias=bias) for s in sizes)
+    return nn.Sequential(one, nn.Tanh(), two, nn.Tanh(), three)
+
+
+def trainer(build, seed: int = 0, bias: bool = True, **settings) -> fl.Trainer:
     maker = torch.Generator().manual_seed(0)
     clients = [
         (torch.randn(n, 9, generator=maker), torch.randint(0, 3, (n,), generator=maker))
         for n in (6, 8, 5, 7, 6)
     ]
     torch.manual_seed(seed)
-    layers = (nn.Linear(9, 16), nn.Tanh(), nn.Linear(16, 33), nn.Tanh(), nn.Linear(33, 3))
-    task = fl.Task(nn.Sequential(*layers))
+    task = fl.Task(network(bias))
     chosen = {"work": fl.Work(steps=2, batch=4), "sampler": fl.Uniform(3), **settings}
     made = fl.Trainer(
         task, fl.Federation.of(clients), build(), seed=seed, device=DEVICE, graph=True, **chosen
@@ -171,3 +176,35 @@ def test_experiments_side_by_side_have_stores_of_their_own(monkeypatch):
         torch.testing.assert_close(one.server.w, other.server.w)
         rows = [t.store.snapshot()[0]["rows"].view(torch.float32) for t in (one, other)]
         torch.testing.assert_close(*rows, atol=1e-5, rtol=1e-3)
+
+
+def test_nothing_is_copied_where_every_weight_is_remembered(monkeypatch):
+    monkeypatch.setattr(histories, "pays", lambda *_: True)
+    found = []
+    for leave in (True, False):
+        made = trainer(CHAINS["scaffold"], bias=False)
+        if not leave:
+            copied(monkeypatch)
+        made.run(4)
+        assert made.engine.graph and (rows_of(made) is not None) == leave
+        found.append(made)
+    same(*found)
+
+
+def test_rows_of_a_round_are_kept_as_long_as_somebody_may_ask(tmp_path):
+    """A store that is restored, or grows, makes another table."""
+    made = trainer(CHAINS["feddyn"])
+    made.run(3)
+    made.save(tmp_path)
+    made.round()
+    trained, (runner,) = made._trained, made.engine._rounds
+    wanted = made.store.gather(range(5))
+    made.load(tmp_path)
+    junk = [torch.full((made.store.num_bytes // 4,), 7.0) for _ in range(4)]
+    assert made._trained is None and len(junk) == 4
+    runner._written = False
+    with_rows = trained.models().clone()
+    copies = trainer(CHAINS["feddyn"])
+    copies.run(4)
+    assert torch.equal(with_rows, copies._trained.models())
+    assert not all(map(torch.equal, leaves(wanted), leaves(made.store.gather(range(5)))))

@@ -169,7 +169,7 @@ class Histories:
     def place(self, held: tuple[Tensor, Tensor], k: Tensor, lr: Tensor) -> Tensor:
         """Write down a step's rates; gives its slots, for `turn_to`.  A pure function of tensors.
 
-        Rates do no harm before the step is remembered: its slot is still zero.
+        Rates do no harm before the step is remembered: gradients in its slot are still zero.
         """
         starts, rates = held
         slots = starts + torch.where(lr == 0, self.extent.steps, k.long())

@@ -381,15 +381,37 @@ class DeviceRound:
 
     def _begin_at_once(self) -> None:
         buffers, histories = self.buffers, self.histories
-        held = [buffers[name] for name in ("broadcast 0", "known 0", "k")]
-        carry = self._spread(buffers["carry 0"])
+        held = [buffers[name] for name in ("broadcast 0", "known 0", "k", "carry 0")]
+        held[-1] = self._but_parts(held[-1])
         fresh = EMPTY if histories is None else histories.fresh
         told = (self._seen_servers(0), buffers["info"], buffers["numbers"])
-        self._at_once(*told, (*held, carry), fresh)
-        self._draw_batches([(buffers["broadcast 0"].round, buffers["broadcast 0"].seed)])
+        self._at_once(*told, held, fresh)
+        broadcast = buffers["broadcast 0"]
+        self._draw_batches([(broadcast.round, broadcast.seed)])
         if histories is not None:
+            started = self.groups[0].start(broadcast, buffers["clients 0"])
+            spread_into(*(self._parts_of(c) for c in (buffers["carry 0"], started)))
             histories.clear()
             histories.take_in(self._vectors()[1])
+
+    def _parts_of(self, carry: Carry) -> list[Tensor]:
+        """View what layers do not remember of vectors."""
+        assert self.histories is not None, "asked for before"
+        vectors = [v for v in leaves(carry) if self._is_vector(v)]
+        return [part for v in vectors for part in self.histories.others(v)]
+
+    def _is_vector(self, v: Tensor) -> bool:
+        return (v.dim(), *v.shape[-1:]) == (3, self.task.size)
+
+    def _but_parts(self, carry: Carry) -> Any:
+        """Leave out vectors of which only parts are spread.
+
+        A part is no argument for compiled code, which is tried on copies: they take as much room
+        as the whole, and where a part begins at an odd place, so do copies of every call.
+        """
+        if self.histories is None:
+            return carry
+        return tree_map(lambda v: () if self._is_vector(v) else v, carry)
 
     def _begun(
         self, server: Server, info: ClientInfo, numbers: Tensor, held: Tree, fresh: Any
@@ -398,8 +420,8 @@ class DeviceRound:
         group, every = self.groups[0], numbers[:, 3:].to(self.task.dtype)
         size, seeds = numbers[:, 1].to(every), numbers[:, 0]
         broadcast, clients = group.open(server, info, EMPTY, every, size, seeds)
-        carry = self._spread(group.start(broadcast, clients))
-        begun = (broadcast, clients, torch.zeros_like(every[0, 0]), carry)
+        carry = self._but_parts(group.start(broadcast, clients))
+        begun = [broadcast, clients, torch.zeros_like(every[0, 0]), carry]
         for old, new in zip(leaves(held), leaves(begun), strict=True):
             old.copy_(new)
         if self.histories is not None:
@@ -494,10 +516,7 @@ class DeviceRound:
         histories = self.histories
         if histories is None:
             return carry
-        vector = (3, self.task.size)
-        return tree_map(
-            lambda v: histories.others(v) if (v.dim(), *v.shape[-1:]) == vector else v, carry
-        )
+        return tree_map(lambda v: histories.others(v) if self._is_vector(v) else v, carry)
 
     def _step(self, batch: Batch, keys: Tensor, number: Tensor) -> None:
         """Let everybody take one step who still does."""

@@ -55,7 +55,8 @@ class Fused:
     ) -> None:
         self.function, self.plain, self._vectors = function, plain or function, vectors
         self.name, self.compiled, self._proven = name, compiled, proven
-        self._made: dict[Any, Made] = {}  # by how what is given lies in memory
+        # by how what is given lies in memory; None: it could not be made
+        self._made: dict[Any, Made | None] = {}
         self._plain = False
 
     def __call__(self, *trees: Tree) -> Tree:
@@ -64,16 +65,17 @@ class Fused:
         given = leaves(trees)
         first = _first_of(given) if self.compiled else list(range(len(given)))
         how = lies(given) if self.compiled else ()
-        made = self._made.get(how) or self._record(trees, first)
+        if how not in self._made:
+            self._made[how] = self._record(trees, first)
+        made = self._made[how]
         if made is None:
             return self.plain(*trees)
-        self._made[how] = made
         return rebuild(made.shape, made.run(*(v for i, v in enumerate(given) if first[i] == i)))
 
     @property
     def is_plain(self) -> bool:
-        """Whether the function could not be traced."""
-        return self._plain
+        """Whether the function could not be traced or compiled, once at least."""
+        return self._plain or None in self._made.values()
 
     def _record(self, trees: tuple[Tree, ...], first: list[int]) -> Made | None:
         """Trace on copies, so that what is written in place is written once, later.
@@ -109,7 +111,6 @@ class Fused:
                         made(*copies())  # not those that were traced: a counter has gone on there
         except Exception as error:  # any of the tracer's or the compiler's
             log.info("%s runs unfused (%s: %s)", self.name, type(error).__name__, error)
-            self._plain = True
             return None
         return Made(made, found[0])
 

@@ -21,6 +21,7 @@ from undrift.core.tree import Tree, leaves
 from undrift.engines.graphs import copy_all
 from undrift.engines.turns import Turn
 from undrift.state.packing import Leaf
+from undrift.state.rows import MemoryTier
 from undrift.state.store import Reserved
 
 WORD = 4  # bytes that are copied as one
@@ -45,8 +46,8 @@ class StateRows:
         self._in = self._table(self._held, rest)
         self._out = self._table(self.after, rest, out=True)
         self._whole = self._table(self._held, [slice(0, size)])
-        # rows are aligned on a device
-        self.aligned = first.is_cuda and all(self._places[i].start % 2 == 0 for i in self._vectors)
+        rows = all(isinstance(t.store.tier, MemoryTier) and t.store.tier.aligned for t in turns)
+        self.aligned = rows and all(self._places[i].start % 2 == 0 for i in self._vectors)
         room = (2, 1 + len(self._vectors), first.shape[0] * first.shape[1])
         # [old and new, rows and the vectors in them, n]
         self._at = torch.zeros(room, dtype=torch.int64, device=first.device)
@@ -104,7 +105,8 @@ class StateRows:
     def _exchange(self, side: int, slices: tuple[Tensor, int]) -> None:
         from undrift.kernels import moving
 
-        moving.exchange(self._at[side, 0], *slices, out=side == NEW)
+        if len(slices[0]):
+            moving.exchange(self._at[side, 0], *slices, out=side == NEW)
 
     def _table(
         self, held: Sequence[Tensor], columns: Sequence[slice], *, out: bool = False
@@ -112,7 +114,7 @@ class StateRows:
         """List what is copied of all leaves, and the most words of one slice."""
         slices = [s for i, v in enumerate(held) for s in self._slices(i, v, columns, out)]
         table = torch.tensor(slices, dtype=torch.int64, device=held[0].device)
-        return table, max(words for *_, words in slices)
+        return table, max((words for *_, words in slices), default=0)
 
     def _slices(self, i: int, held: Tensor, columns: Sequence[slice], out: bool) -> list[Slice]:
         """List what is copied of a leaf: some columns of a vector, all of what is none."""

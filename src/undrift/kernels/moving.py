@@ -37,7 +37,7 @@ def narrow(at: Tensor, aligned: bool, column: int, to: Tensor) -> None:
     size = to[0].numel()
     with on_device(to):
         constants = dict(COLUMN=column, SIZE=size, ALIGNED=aligned, BLOCK=BLOCK, num_warps=8)
-        grid = (-(-size // BLOCK), len(to))
+        grid = (len(to), -(-size // BLOCK))
         Launch(moving.narrow, grid, (at, to, to.stride(0)), constants).run()
 
 
@@ -48,6 +48,6 @@ def exchange(at: Tensor, slices: Tensor, most: int, *, out: bool) -> None:
     there, words], and has at most so many words.
     """
     with on_device(at):
-        grid = (-(-most // BLOCK), len(at), len(slices))
+        grid = (len(at), -(-most // BLOCK), len(slices))
         constants = dict(OUT=out, BLOCK=BLOCK, num_warps=8)
         Launch(moving.exchange, grid, (at, slices), constants).run()

@@ -153,6 +153,16 @@ class MemoryTier:
                 raise RuntimeError("rows were reserved, and then written in another way")
             del self._spare[first : first + len(places)]
 
+    @property
+    def table(self) -> Tensor:
+        """The table as it is now; when it grows, another takes its place."""
+        return self._table
+
+    @property
+    def aligned(self) -> bool:
+        """Whether all rows begin at a multiple of 16 bytes."""
+        return self._table.stride(0) % 2 == 0 and self._table.data_ptr() % 16 == 0
+
     def address(self, entry: Entry | None) -> int:
         """Tell where a row lies in memory, until the table grows."""
         place = entry.place if entry else 0

@@ -33,6 +33,7 @@ class Reserved(NamedTuple):
     old: list[int]
     new: list[int]
     entries: list[Entry]  # the spare ones
+    table: Tensor  # in which they lie: kept, so that addresses are good as long as this is
 
 
 class ClientStateStore:
@@ -141,14 +142,14 @@ class ClientStateStore:
         """Tell where states lie in memory, and where as many new ones may be written.
 
         None where rows do not lie in a table on the store's device.  What is written there is
-        nothing until `stage_reserved`; it holds until the store is written in another way.
+        nothing until `stage_reserved`; it holds until the store is written or restored.
         """
         tier = self._tier
         if not isinstance(tier, MemoryTier) or tier.device.type != self._device.type:
             return None
         entries = tier.spare(len(ids))  # first: the table may move
         old = [tier.address(self._visible.get(i)) for i in ids]
-        return Reserved(old, [tier.address(e) for e in entries], entries)
+        return Reserved(old, [tier.address(e) for e in entries], entries, tier.table)
 
     def stage_reserved(self, ids: Sequence[int], reserved: Reserved) -> None:
         """Hold the first of the rows that were reserved, as `stage` does."""

@@ -31,21 +31,21 @@ def narrow(
     at, to, to_client, COLUMN: tl.constexpr, SIZE: tl.constexpr, ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Convert part program_id(0) of the vector of client program_id(1), SIZE from COLUMN on."""
-    client = tl.program_id(1).to(tl.int64)
+    """Convert part program_id(1) of the vector of client program_id(0), SIZE from COLUMN on."""
+    client = tl.program_id(0).to(tl.int64)
     row = tl.load(at + client).to(tl.pointer_type(tl.float32))
     if ALIGNED:
         row = tl.multiple_of(row, 16)
-    here = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(row + COLUMN + here, mask=here < SIZE)
     tl.store(to + client * to_client + here, values.to(to.dtype.element_ty), mask=here < SIZE)
 
 
 @triton.jit
 def exchange(at, slices, OUT: tl.constexpr, BLOCK: tl.constexpr):
-    """Copy part program_id(0) of slice program_id(2) of client program_id(1)."""
-    client, one = tl.program_id(1).to(tl.int64), slices + 4 * tl.program_id(2)
-    words, start = tl.load(one + 3), tl.program_id(0) * BLOCK
+    """Copy part program_id(1) of slice program_id(2) of client program_id(0)."""
+    client, one = tl.program_id(0).to(tl.int64), slices + 4 * tl.program_id(2)
+    words, start = tl.load(one + 3), tl.program_id(1) * BLOCK
     if start < words:
         here = start + tl.arange(0, BLOCK)
         row = (tl.load(at + client) + tl.load(one)).to(tl.pointer_type(tl.int32))

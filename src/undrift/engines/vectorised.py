@@ -95,6 +95,7 @@ class Vectorised(Engine):
         self._threads: int | None = None  # of torch's own, while clients train; None: as they are
         self._crew: list[Vectorised] = []
         self._workspace = Workspace()  # of a worker
+        self._dense: bool | None = None  # whether the task is, once a round has asked
         if self.device.type == "cpu":
             keep_freed_memory()
 
@@ -242,7 +243,10 @@ class Vectorised(Engine):
                 raise worker._explain(error, algo, broadcast, some, own) from error
 
         chunks = self._chunks(algo, work)
-        yield from in_order(train, chunks, self._hire(len(chunks)))
+        crew = self._hire(len(chunks))
+        for worker in crew:
+            worker._dense = None  # asked again in every round: a module may have got hooks since
+        yield from in_order(train, chunks, crew)
 
     def _explain(
         self, error: Exception, algo: Algorithm, broadcast: Broadcast, clients: Client,
@@ -332,7 +336,9 @@ class Vectorised(Engine):
         on_cpu = self.device.type == "cpu"
         if not (self.in_place and on_cpu and is_plain(algo)):
             return GeneralSteps(self.task, algo, broadcast)
-        if is_dense(self.task, self.federation.x.dim() - 1):
+        if self._dense is None:
+            self._dense = is_dense(self.task, self.federation.x.dim() - 1)
+        if self._dense:
             return DenseSteps(self.task, algo, broadcast, self._workspace)
         return PlainSteps(self.task, algo, broadcast, together)
 

@@ -288,3 +288,18 @@ def test_nothing_is_recorded_before_a_step_tells_who_remembers(monkeypatch):
     assert (
         distance([made.server.w], [alone.server.w]) < 1e-12 < float((made.server.w - start).norm())
     )
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_a_server_of_another_round_draws_the_same_batches(name):
+    """They are planned with the cohort; what the server counts is its own."""
+    made = [
+        world({"fedavg": fl.fedavg, "scaffold": fl.scaffold}[name](0.1), dropout=0.2, **options)
+        for options in ({"graph": True}, {"engine": "reference"})
+    ]
+    for one in made:
+        one.run(1)
+        kept = one.server
+        one.run(2)
+        one.put(kept)
+    agree(made[1], made[0])

@@ -45,7 +45,7 @@ from undrift.engines.graphs import (
 from undrift.engines.group import Group, Servers, client_structure, split
 from undrift.engines.lanes import IDLE, Lanes, cohorts, lanes_for
 from undrift.engines.linear_end import LinearEnd
-from undrift.engines.loading import Loading
+from undrift.engines.loading import STEPS, Loading
 from undrift.engines.looks import Looks
 from undrift.engines.reading import Reading
 from undrift.engines.state_rows import StateRows
@@ -86,7 +86,7 @@ class DeviceRound:
         self.plan = plan
         compiled = self.device.type == "cuda"
         self._draw = Fused(
-            vmap(self._drawn, in_dims=(None, 0, 0, 0, 0)), "batches and keys", compiled=compiled
+            vmap(self._drawn, in_dims=(None, 0, 0, 0, 0, 0)), "batches and keys", compiled=compiled
         )
         self._at_once = Fused(
             self._begun, "the beginning of a round", compiled=compiled, proven=True
@@ -334,7 +334,7 @@ class DeviceRound:
     def _open(self) -> None:
         """Write to everybody."""
         buffers = self.buffers
-        every = buffers["numbers"][:, 3:].to(self.task.dtype)
+        every = buffers["numbers"][:, STEPS:].to(self.task.dtype)
         for g, (group, part) in enumerate(self._parts()):
             info: ClientInfo = tree_map(lambda v, part=part: v[part], buffers["info"])
             seeds, counts = buffers["numbers"][part, 0], buffers["numbers"][part, 1]
@@ -417,7 +417,7 @@ class DeviceRound:
         self, server: Server, info: ClientInfo, numbers: Tensor, held: Tree, fresh: Any
     ) -> Tree:
         """Write the broadcast, bring everybody to the received model, and begin histories."""
-        group, every = self.groups[0], numbers[:, 3:].to(self.task.dtype)
+        group, every = self.groups[0], numbers[:, STEPS:].to(self.task.dtype)
         size, seeds = numbers[:, 1].to(every), numbers[:, 0]
         broadcast, clients = group.open(server, info, EMPTY, every, size, seeds)
         carry = self._but_parts(group.start(broadcast, clients))
@@ -434,8 +434,9 @@ class DeviceRound:
         """Draw what everybody reads, given rounds and seeds."""
         buffers = self.buffers
         rounds, seeds = (torch.cat(v) for v in zip(*drawn, strict=True))
-        every = buffers["numbers"][:, 3:].to(self.task.dtype)
-        found = self._draw(self._count, rounds, seeds, buffers["info"], every)
+        every = buffers["numbers"][:, STEPS:].to(self.task.dtype)
+        planned = buffers["numbers"][:, 3]  # by whoever chose the cohorts
+        found = self._draw(self._count, rounds, planned, seeds, buffers["info"], every)
         if self.reading.ready:
             keys, order = found
             self.reading.lay_out(keys, order, buffers["info"].id)
@@ -487,9 +488,13 @@ class DeviceRound:
         self.buffers.hold(name, rest._replace(state=clients.state))
 
     def _drawn(
-        self, count: Tensor, round: Tensor, seed: Tensor, info: ClientInfo, steps: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Draw a key for every step of every client [C, K] and, where it can, the batches."""
+        self, count: Tensor, round: Tensor, planned: Tensor, seed: Tensor, info: ClientInfo,
+        steps: Tensor,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        """Draw a key for every step of every client [C, K] and, where it can, the batches.
+
+        Keys by the server's round, batches by that for which they were planned.
+        """
         room, who = self.shape.room, info.id
         keys = seed.expand(len(who), room.steps)
         if self.task.draws:
@@ -497,7 +502,7 @@ class DeviceRound:
         if not room.epochs:
             return (keys,)
         sizes, taken = info.size.long(), steps.long()
-        return keys, self.plan.order(seed, round.long(), who, sizes, taken, room, count)
+        return keys, self.plan.order(seed, planned, who, sizes, taken, room, count)
 
     def _put_carries(self, carries: list[Any]) -> None:
         """Models and their buffers lie side by side for all groups: one backward pass for all."""

@@ -14,6 +14,8 @@ from undrift.engines.graphs import Buffers, copy_into
 from undrift.engines.state_rows import StateRows
 from undrift.engines.turns import Crew, Shape, Turn
 
+STEPS = 4  # where they begin among the numbers of an experiment
+
 
 class Loading:
     """Writes turns into the buffers of a round."""
@@ -87,12 +89,13 @@ class Loading:
         return tree_map(one, rows)
 
     def _numbers(self, turns: Sequence[Turn]) -> Tensor:
-        """Put what else the host knows into one tensor: seed, cohort, population, steps."""
-        made = torch.zeros((len(turns), 3 + self.shape.clients), dtype=torch.int64)
+        """Put what else the host knows into one tensor: seed, cohort, population, round, steps."""
+        made = torch.zeros((len(turns), STEPS + self.shape.clients), dtype=torch.int64)
         for row, turn in zip(made, turns, strict=True):
             count = len(turn.work.clients)
-            row[:3] = torch.tensor((turn.work.seed, count, turn.population))
-            row[3 : 3 + count] = turn.work.steps
+            told = (turn.work.seed, count, turn.population, turn.work.round)
+            row[:STEPS] = torch.tensor(told)
+            row[STEPS : STEPS + count] = turn.work.steps
         return made
 
     def _with_room(self, order: Tensor) -> Tensor:

@@ -41,6 +41,7 @@ from undrift.engines.graphs import (
     copied,
     graph_pool,
     spread_into,
+    write_over,
 )
 from undrift.engines.group import Group, Servers, client_structure, split
 from undrift.engines.lanes import IDLE, Lanes, cohorts, lanes_for
@@ -422,8 +423,7 @@ class DeviceRound:
         broadcast, clients = group.open(server, info, EMPTY, every, size, seeds)
         carry = self._but_parts(group.start(broadcast, clients))
         begun = [broadcast, clients, torch.zeros_like(every[0, 0]), carry]
-        for old, new in zip(leaves(held), leaves(begun), strict=True):
-            old.copy_(new)
+        write_over(held, begun)
         if self.histories is not None:
             chain = self.stepping.chains.get(0)
             more = [] if chain is None else chain.shared(broadcast)[1:]

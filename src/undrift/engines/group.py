@@ -43,7 +43,7 @@ from undrift.core.tree import EMPTY, Tree, leaves, stack, structure, tree_map
 from undrift.core.views import Carry
 from undrift.engines.engine import by_client
 from undrift.engines.fused import Fused
-from undrift.engines.graphs import apart, copy_into
+from undrift.engines.graphs import apart, copy_into, write_over
 from undrift.errors import TaskError
 
 MOST_TERMS = 64  # of a sum that is written out: the compiler takes a minute for a hundred
@@ -111,9 +111,7 @@ class Servers(Alike):
         self._round(server, total, rows, ids, population, everyone)
 
     def _renewed(self, server: Server, *told: Any) -> Tree:
-        after = apart(server, self._whole(server, *told))
-        for old, new in zip(leaves(server), leaves(after), strict=True):
-            old.copy_(new)
+        write_over(server, apart(server, self._whole(server, *told)))
         return EMPTY
 
     def _copied(self, server: Server, *told: Any) -> Tree:
@@ -266,8 +264,7 @@ class Group(Alike):
             numbers: Sequence[Tensor], sent: Broadcast, clients: Client, held: Carry, *rest: Any
         ) -> Tree:
             moved = after(numbers, sent, clients, held, *rest)
-            for old, new in zip(leaves(held), leaves(moved), strict=True):
-                old.copy_(new)
+            write_over(held, moved)
             return EMPTY
 
         return move

@@ -11,10 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from undrift.core.task import Batch
-from undrift.core.tree import EMPTY, Tree, leaves, tree_map
+from undrift.core.tree import EMPTY, Tree, tree_map
 from undrift.engines.examples import Examples, Table, look_up
 from undrift.engines.fused import Fused
-from undrift.engines.graphs import Buffers, shelf_for
+from undrift.engines.graphs import Buffers, shelf_for, write_over
 
 Read = tuple[Batch, Tensor, Tensor]  # of a step: its batch, its keys [S, C], its number [S]
 
@@ -49,8 +49,7 @@ class Reading:
         self._lay([self._buffers[name] for name in (*DRAWN, "steps")], *drawn)
 
     def _laid_out(self, to: Tree, *drawn: Any) -> Tree:
-        for old, new in zip(leaves(to), leaves(self._of_round(*drawn)), strict=True):
-            old.copy_(new)
+        write_over(to, self._of_round(*drawn))
         return EMPTY
 
     def _of_round(

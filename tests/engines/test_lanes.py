@@ -1,31 +1,29 @@
 """Clients of unequal length share lanes: the timetable, and the same numbers as alone."""
 
-from contextlib import contextmanager, nullcontext
-
 import pytest
 import torch
 from torch import nn
 
 import undrift as fl
-from undrift.engines import copies, lanes, stepping
-from undrift.engines.lanes import Lanes, cohorts, lanes_for, length, timetable
+from undrift.engines import copies, stepping
+from undrift.engines.lanes import cohorts, lanes_for, length, timetable
 from undrift.testing.compare import distance
 from undrift.testing.world import numbers
 
 SIZES = (80, 4, 12, 24, 5, 44, 16, 8)
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 9])
-def test_everybody_has_a_lane_of_its_own_while_it_trains(count):
+@pytest.mark.parametrize("lanes", [1, 2, 5, 9])
+def test_everybody_has_a_lane_of_its_own_while_it_trains(lanes):
     steps = [5, 1, 9, 0, 3, 3, 7, 2, 2, 1]
-    stays = timetable(steps, count)
+    stays = timetable(steps, lanes)
     assert sorted(s.client for s in stays) == [c for c, k in enumerate(steps) if k]
     assert all(s.steps == steps[s.client] for s in stays)
     taken = [(s.lane, t) for s in stays for t in range(s.start, s.start + s.steps)]
     assert len(set(taken)) == len(taken) == sum(steps)
-    assert {lane for lane, _ in taken} <= set(range(count))
+    assert {lane for lane, _ in taken} <= set(range(lanes))
     # a list schedule: no lane is idle while somebody waits
-    assert length(stays) <= sum(steps) / count + max(steps)
+    assert length(stays) <= sum(steps) / lanes + max(steps)
 
 
 def test_long_clients_come_first_so_that_lanes_end_together():
@@ -51,8 +49,8 @@ def test_lanes_are_about_as_many_as_take_least_time():
     tries = [[[60, 30, *[4] * 30]], [[20, 15, *[4] * 30]], [[9, 8, *[4] * 30]]]
     (chosen,) = lanes_for(tries, idle=4)
 
-    def cost(count):
-        return sum(length(timetable(crews[0], count)) for crews in tries) * (4 + count)
+    def cost(lanes):
+        return sum(length(timetable(crews[0], lanes)) for crews in tries) * (4 + lanes)
 
     assert cost(chosen) <= 1.1 * min(map(cost, range(1, 33)))
     assert cost(chosen) < 0.8 * cost(32)
@@ -95,8 +93,8 @@ def test_lanes_change_no_number(builds, large, monkeypatch, traced):
     monkeypatch.setattr(copies, "LARGE", large)
     fleet = fl.Fleet([world(build(), seed) for seed, build in enumerate(builds)])
     fleet.run(2)
-    made = fleet._runner.lanes
-    assert made is not None and made.size < 5 * len(builds)
+    lanes = fleet._runner.lanes
+    assert lanes is not None and lanes.size < 5 * len(builds)
     for seed, (trainer, build) in enumerate(zip(fleet.trainers, builds, strict=True)):
         alone = world(build(), seed, engine="reference")
         alone.run(2)
@@ -123,63 +121,18 @@ def test_cohorts_of_unequal_size_share_lanes():
             assert distance([value], [wanted[name]]) < 1e-12, (seed, name)
 
 
-def test_crews_that_fill_a_device_do_not_wait_for_each_other(monkeypatch):
-    taken = []
-
-    def last_first(self, steps, step):
-        courses = [self._course(section, steps) for section in self.sections]
-        taken.append(len(courses))
-        for number in reversed(range(len(courses))):
-            course = courses[number]
-            for t in range(course.length + 1):
-                course.exchanges.make(2 * t)
-                course.exchanges.make(2 * t + 1)
-                if t < course.length:
-                    course.now.copy_(course.table[t])
-                    step(number)
-
-    monkeypatch.setitem(stepping.ENOUGH, "cpu", 0)
-    monkeypatch.setattr(Lanes, "run", last_first)
-    test_lanes_change_no_number(BUILDS[3:6], copies.LARGE, monkeypatch, None)
-    assert set(taken) == {3}
-
-
-def test_branches_go_on_together_and_end_together(monkeypatch):
-    entered = []
-
-    @contextmanager
-    def noted(count, device):
-        turns = []
-        entered.append((count, turns))
-        yield lambda branch: nullcontext(turns.append(branch))
-
-    monkeypatch.setitem(stepping.ENOUGH, "cpu", 0)
-    monkeypatch.setattr(lanes, "forked", noted)
-    test_lanes_change_no_number(BUILDS[3:6], copies.LARGE, monkeypatch, None)
-    assert len(entered) == 2  # rounds
-    for count, turns in entered:
-        # in turns, so that none of them has nothing to do; those that are done drop out
-        assert count == 3 and turns[:6] == [0, 1, 2, 0, 1, 2]
-
-
-def test_crews_of_one_length_take_their_steps_side_by_side(monkeypatch):
+def test_crews_that_fill_a_device_take_their_steps_side_by_side(monkeypatch):
     seen = []
 
-    def last_first(calls, device):
+    def one_after_the_other(calls, device):
         seen.append(len(calls))
         for call in reversed(calls):  # they need nothing of each other
             call()
 
     monkeypatch.setitem(stepping.ENOUGH, "cpu", 0)
-    monkeypatch.setattr(stepping, "side_by_side", last_first)
-    builds, steps = BUILDS[3:6], {"work": fl.Work(steps=3, batch=4)}
-    fleet = fl.Fleet([world(build(), seed, **steps) for seed, build in enumerate(builds)])
-    fleet.run(2)
-    assert fleet._runner.lanes is None and set(seen) == {3}
-    for seed, (trainer, build) in enumerate(zip(fleet.trainers, builds, strict=True)):
-        alone = world(build(), seed, engine="reference", **steps)
-        alone.run(2)
-        assert distance([trainer.server.w], [alone.server.w]) < 1e-12
+    monkeypatch.setattr(stepping, "side_by_side", one_after_the_other)
+    test_lanes_change_no_number(BUILDS[3:6], copies.LARGE, monkeypatch, None)
+    assert set(seen) == {3}
 
 
 def test_a_lane_that_goes_wrong_keeps_it_to_its_client():

@@ -14,14 +14,11 @@ def test_nothing_is_collected_while_a_graph_is_recorded(monkeypatch):
     seen = []
 
     @contextmanager
-    def recording(graph, pool, stream):
-        assert stream is None
+    def recording(graph, pool):
         seen.append(("recorded", gc.isenabled()))
         yield
 
     monkeypatch.setattr(torch.cuda, "graph", recording)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "default_stream", lambda: 0)
     graph = SimpleNamespace(replay=lambda: seen.append(("replayed", gc.isenabled())))
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
     piece = Piece(lambda: seen.append(("called", gc.isenabled())), pool=(0, 1))
@@ -29,22 +26,3 @@ def test_nothing_is_collected_while_a_graph_is_recorded(monkeypatch):
         piece()
     first, second = [("called", True)], [("recorded", False), ("called", False)]
     assert seen == [*first, *second, ("replayed", True), ("replayed", True)]
-
-
-def test_a_branch_is_recorded_on_its_own_stream(monkeypatch):
-    """Libraries keep scratch by stream, and branches go on at the same time."""
-    seen = []
-
-    @contextmanager
-    def recording(graph, pool, stream):
-        seen.append(stream)
-        yield
-
-    monkeypatch.setattr(torch.cuda, "graph", recording)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: 7)
-    monkeypatch.setattr(torch.cuda, "default_stream", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
-    piece = Piece(lambda: None, pool=(0, 1))
-    for _ in range(2):
-        piece()
-    assert seen == [7]

@@ -108,8 +108,7 @@ class Deciding:
 
     def _find_chains(self, groups: Sequence[Group], steps: Sequence[Step], batch: Batch) -> None:
         """Look at the rules of groups that go forward and back by themselves."""
-        each = batch.x.shape[1] * batch.x.shape[2]
-        if any(count > 1 for count in self.stepping.branches(groups, each)):
+        if any(count > 1 for count in self.stepping.branches(groups, batch)):
             return
         for g, (group, step) in enumerate(zip(groups, steps, strict=True)):
             chain = LinearChain.find(group, step, self.task.size)

@@ -114,7 +114,6 @@ class DeviceRound:
         self._written = True  # whether the models that clients ended with are
         self._under_way = False  # whether a round has begun and not ended
         self.pool = graph_pool(self.device)
-        self._pools: dict[int, Any] = {}  # of sections of lanes
         self._pieces: dict[Any, Piece] = {}
         self._held: dict[Any, dict[str, Tree]] = {}  # by piece
         self._shown: dict[tuple[int, int, int], tuple[Any, Outcome]] = {}  # of which result
@@ -244,9 +243,7 @@ class DeviceRound:
             if self.deciding.pending:
                 read = self.lanes.read(self.data, self.buffers, self.task.dtype)
                 self.deciding.decide(self.lanes.groups, self.lanes.seats, read)
-            each = self.shape.room.batch
-            self.lanes.share_out(self.stepping.branches(self.lanes.groups, each))
-            self.lanes.run(steps, self._step_section)
+            self.lanes.run(steps, lambda: self._piece("step", self._lanes_step))
             return
         left = _most(steps)
         if self.reading.ready and left == self.shape.room.steps:
@@ -278,21 +275,18 @@ class DeviceRound:
         for _ in range(count):
             self._step(*self.reading.next())
 
-    def _step_section(self, number: int) -> None:
+    def _lanes_step(self) -> None:
         assert self.lanes is not None, "asked for before"
-        step = partial(self.lanes.step, number, self.stepping, self.data, self.buffers)
-        # graphs that go on at the same time cannot share their scratch
-        pool = self._pools.setdefault(number, graph_pool(self.device))
-        self._piece(("step", number), step, pool)
+        self.lanes.step(self.stepping, self.data, self.buffers)
 
-    def _piece(self, key: Any, function: Callable[[], None], pool: Any = None) -> None:
+    def _piece(self, key: Any, function: Callable[[], None]) -> None:
         if self.histories is not None and not self.histories.known:
             function()  # what is recorded depends on which layers remember
             return
         # what a round does must be the same when it is recorded as when it was first called
         key = (key, self.loading.rows is not None, self._begins_at_once())
         if key not in self._pieces:
-            self._pieces[key] = Piece(function, pool or self.pool)
+            self._pieces[key] = Piece(function, self.pool)
             self._held[key] = {}
         with self.buffers.held_by(self._held[key]):
             self._pieces[key]()

@@ -34,7 +34,7 @@ class Piece:
     def __call__(self) -> None:
         if self._graph is None and self._called and self.pool is not None:
             graph = torch.cuda.CUDAGraph()
-            with nothing_collected(), recording(graph, self.pool):
+            with nothing_collected(), torch.cuda.graph(graph, pool=self.pool):
                 self.function()
             self._graph = graph
         if self._graph is None:
@@ -42,18 +42,6 @@ class Piece:
             self._called = True
         else:
             self._graph.replay()
-
-
-def recording(graph: torch.cuda.CUDAGraph, pool: Any) -> torch.cuda.graph:
-    """Record on the branch where the graph will be replayed, if it is one.
-
-    Libraries keep their scratch by stream: graphs that were recorded on one must not go on at the
-    same time.
-    """
-    here = torch.cuda.current_stream()
-    return torch.cuda.graph(
-        graph, pool=pool, stream=None if here == torch.cuda.default_stream() else here
-    )
 
 
 @contextmanager

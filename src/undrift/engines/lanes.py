@@ -6,7 +6,7 @@ so that all lanes end at about the same time and every step has the same width.
 
 The host knows how many steps each client takes, and so the whole timetable; between two steps it
 copies those who are done back to their place and the next ones in.  A lane holds a copy of all that
-its client's steps read.  Crews that fill a device by themselves go on without waiting for others.
+its client's steps read.
 
 Letters: M lanes, C clients of a cohort, T steps of the whole round.
 """
@@ -16,7 +16,6 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +25,6 @@ from torch import Tensor
 from undrift.core.random import fold, permutation
 from undrift.core.transfer import send
 from undrift.core.tree import Tree, leaves, tree_map
-from undrift.engines.branches import forked
 from undrift.engines.copies import Copies, Pair, Row, row_of
 from undrift.engines.examples import Examples
 from undrift.engines.graphs import Buffers, aligned
@@ -41,7 +39,6 @@ WORTH = 0.8  # lanes are taken where they need less than this part of the time
 TRIES = 8  # rounds on which numbers of lanes are tried
 PARTS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)  # of those that would end with the longest client
 NOBODY = 2**31  # a step that nobody takes
-EVERY = slice(None)
 
 
 class Stay(NamedTuple):
@@ -104,22 +101,6 @@ def _taken(steps: Sequence[int], lanes: int) -> int:
     return length(timetable(steps, lanes))
 
 
-class Section(NamedTuple):
-    """Crews whose lanes step together."""
-
-    crews: slice
-    lanes: slice  # of all
-
-
-class Course(NamedTuple):
-    """What a section does in a round."""
-
-    length: int  # in steps
-    now: Tensor  # who is on which lane: [3, M]
-    table: Tensor  # the same of all steps: [T, 3, M]
-    exchanges: Copies
-
-
 class Lanes:
     """The lanes of all crews, side by side."""
 
@@ -127,7 +108,6 @@ class Lanes:
         self.widths, self.size = widths, sum(widths)
         self.groups = [g.spread(width) for g, width in zip(groups, widths, strict=True)]
         self.seats: list[Seat] = []
-        self.sections: list[Section] = []
         self._rows: list[tuple[_Rows, _Rows]] = []  # of the cohort, of the lanes
 
     def take_places(self, cohorts: Sequence[Seat], room: Callable[[Tree], Tree]) -> None:
@@ -150,72 +130,58 @@ class Lanes:
         self._rows = [(_Rows(a), _Rows(b)) for a, b in zip(cohorts, self.seats, strict=True)]
         self.now = torch.zeros((3, self.size), dtype=torch.int64, device=w.device)
 
-    def share_out(self, counts: Sequence[int]) -> None:
-        """Let so many crews at a time step together."""
-        if self.sections:
-            return
-        ends = [0, *accumulate(self.widths)]
-        self.sections = [
-            Section(crews, slice(ends[crews.start], ends[crews.stop])) for crews in split(counts)
-        ]
-
-    def run(self, steps: list[list[list[int]]], step: Callable[[int], None]) -> None:
-        """Train everybody: `steps` by crew, experiment and client; sections step by number."""
-        courses = [self._course(section, steps) for section in self.sections]
-        with forked(len(courses), self.now.device) as on:
-            for t in range(max(course.length for course in courses) + 1):
-                for number, course in enumerate(courses):
-                    if t > course.length:
-                        continue
-                    with on(number):
-                        course.exchanges.make(2 * t)
-                        course.exchanges.make(2 * t + 1)
-                        if t < course.length:
-                            course.now.copy_(course.table[t])
-                            step(number)
-
-    def _course(self, section: Section, steps: list[list[list[int]]]) -> Course:
-        own, widths = self._rows[section.crews], self.widths[section.crews]
+    def run(self, steps: list[list[list[int]]], step: Callable[[], None]) -> None:
+        """Train everybody: `steps` by crew, experiment and client."""
+        rooms = [rows.clients for rows, _ in self._rows]
         plans = [
             # cohorts lie in rooms of one size, which the smaller do not fill
-            timetable([k for one in crew for k in (*one, *[0] * (rows.clients - len(one)))], lanes)
-            for crew, (rows, _), lanes in zip(steps[section.crews], own, widths, strict=True)
+            timetable([k for own in crew for k in (*own, *[0] * (room - len(own)))], lanes)
+            for crew, room, lanes in zip(steps, rooms, self.widths, strict=True)
         ]
         total = max(length(stays) for stays in plans)
-        table = send(self._table(section, plans, total), self.now.device)
+        table = send(self._table(plans, total), self.now.device)
         moves = [_moves(stays) for stays in plans]
         times = [[by_time.get(t, ((), ())) for by_time in moves] for t in range(total + 1)]
-        pairs = [pairs for now in times for pairs in _exchange(own, now)]
-        return Course(total, self.now[:, section.lanes], table, Copies(pairs, table.device))
+        exchanges = Copies([pairs for now in times for pairs in self._exchange(now)], table.device)
+        for t in range(total + 1):
+            exchanges.make(2 * t)
+            exchanges.make(2 * t + 1)
+            if t < total:
+                self.now.copy_(table[t])
+                step()
 
-    def _table(self, section: Section, plans: list[list[Stay]], total: int) -> Tensor:
+    def _exchange(
+        self, moves: Sequence[tuple[Sequence[Stay], Sequence[Stay]]]
+    ) -> tuple[list[Pair], list[Pair]]:
+        """Pair those who are done with their places, and the next ones with theirs."""
+        by_crew = list(zip(self._rows, moves, strict=True))
+        back = [(c[s.client][0], m[s.lane][0]) for (c, m), (left, _) in by_crew for s in left]
+        into = [(m[s.lane][1], c[s.client][1]) for (c, m), (_, come) in by_crew for s in come]
+        return back, into
+
+    def _table(self, plans: list[list[Stay]], total: int) -> Tensor:
         """Say for every step and lane who trains, on which batch, as which step: [T, 3, M].
 
         Where nobody does, the first client's first batch is looked up.
         """
-        widths = self.widths[section.crews]
-        made = np.zeros((total, 3, sum(widths)), dtype=np.int64)
+        made = np.zeros((total, 3, self.size), dtype=np.int64)
         made[:, 2] = NOBODY
-        places = split([rows.count for rows, _ in self._rows])[section.crews]
-        for stays, lanes, clients in zip(plans, split(widths), places, strict=True):
+        places = split([rows.count for rows, _ in self._rows])
+        for stays, lanes, clients in zip(plans, split(self.widths), places, strict=True):
             for stay in stays:
                 own = made[stay.start : stay.start + stay.steps, :, lanes.start + stay.lane]
                 own[:, 0] = clients.start + stay.client
                 own[:, 1:] = np.arange(stay.steps)[:, None]
         return torch.from_numpy(made)
 
-    def step(self, number: int, stepping: Stepping, data: Examples, buffers: Buffers) -> None:
-        """Let every lane of a section take the step that `now` says."""
-        crews, lanes = self.sections[number]
-        read = self.read(data, buffers, stepping.task.dtype, lanes)
-        models = tree_map(lambda v: v[lanes], self.models)
-        stepping.take(self.groups[crews], self.seats[crews], models, *read, first=crews.start)
+    def step(self, stepping: Stepping, data: Examples, buffers: Buffers) -> None:
+        """Let every lane take the step that `now` says."""
+        read = self.read(data, buffers, stepping.task.dtype)
+        stepping.take(self.groups, self.seats, self.models, *read)
 
-    def read(
-        self, data: Examples, buffers: Buffers, dtype: torch.dtype, lanes: slice = EVERY
-    ) -> Read:
+    def read(self, data: Examples, buffers: Buffers, dtype: torch.dtype) -> Read:
         """Give what the step reads that `now` says."""
-        who, at, k = self.now[:, lanes]
+        who, at, k = self.now
         place = who * buffers["keys"].shape[2] + at
         order, rows, keys = (
             buffers[name].flatten(0, 2).index_select(0, place)[:, None]
@@ -242,16 +208,6 @@ class _Rows:
             rest += [v[a, b] for v in leaves(self.seat.clients)]
             self._kept[place] = row_of(moving), row_of(moving + rest)
         return self._kept[place]
-
-
-def _exchange(
-    own: Sequence[tuple[_Rows, _Rows]], moves: Sequence[tuple[Sequence[Stay], Sequence[Stay]]]
-) -> tuple[list[Pair], list[Pair]]:
-    """Pair those who are done with their places, and the next ones with theirs."""
-    by_crew = list(zip(own, moves, strict=True))
-    back = [(c[s.client][0], m[s.lane][0]) for (c, m), (left, _) in by_crew for s in left]
-    into = [(m[s.lane][1], c[s.client][1]) for (c, m), (_, come) in by_crew for s in come]
-    return back, into
 
 
 def _moves(stays: Sequence[Stay]) -> dict[int, tuple[list[Stay], list[Stay]]]:

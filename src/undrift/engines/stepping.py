@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -71,29 +70,25 @@ class Stepping:
 
     def take(
         self, groups: Sequence[Group], seats: Sequence[Seat], models: tuple[Tensor, Buffers],
-        batch: Batch, keys: Tensor, k: Tensor, first: int = 0,
+        batch: Batch, keys: Tensor, k: Tensor,
     ) -> None:  # fmt: skip
         """Take one step; k [A] is its number, and nobody moves who takes no such step.
 
-        `models` are those of all seats, side by side; `first` is the number of the first group.
+        `models` are those of all seats, side by side.
         """
         if self.in_place and not self.chains:
             self._take_in_place(groups[0].algo, seats[0], batch, keys, k)
             return
         if self.task.augment is not None:
             batch = vmap(vmap(self.task.augmented))(batch, keys)
-        crews = list(map(Crew, count(first), groups, seats, split([g.size for g in groups])))
-        each = batch.x.shape[1] * batch.x.shape[2]
-        parts = [crews[own] for own in split(self.branches(groups, each))]
+        crews = list(map(Crew, range(len(groups)), groups, seats, split([g.size for g in groups])))
+        parts = [crews[own] for own in split(self.branches(groups, batch))]
         whole = (models, batch, keys, k)
         side_by_side([partial(self._some, part, *whole) for part in parts], self.device)
 
-    def branches(self, groups: Sequence[Group], examples: int) -> list[int]:
-        """Share groups out: each alone where it is enough work for a device, else all together.
-
-        `examples` are those of one step of each of a group's A.
-        """
-        each = self.task.size * examples
+    def branches(self, groups: Sequence[Group], batch: Batch) -> list[int]:
+        """Share groups out: each alone where it is enough work for a device, else all together."""
+        each = self.task.size * batch.x.shape[1] * batch.x.shape[2]
         fills = min(g.size for g in groups) * each >= ENOUGH[self.device.type]
         return [1] * len(groups) if fills else [len(groups)]
 

@@ -169,11 +169,38 @@ def test_crews_side_by_side_and_clients_on_lanes(monkeypatch):
         same(alone, trainer)
 
 
-def test_crews_that_share_their_passes_store_gradients():
-    names = ("momentum", "scaffold")
-    fleet = fl.Fleet([world(CHAINS[n], s, graph=True) for s, n in enumerate(names)])
-    fleet.run(2)
-    assert len(fleet._runner.groups) == 2 and not fleet._runner.stepping.chains
+def cut() -> fl.Algorithm:
+    """Its step is not linear: gradients are cut to a length."""
+    return fl.fedavg(local=fl.sgd(0.1, clip=0.5))
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+@pytest.mark.parametrize(
+    ("builds", "linear"),
+    [
+        ([CHAINS[n] for n in ("momentum", "scaffold", "feddyn", "momentum")], {0, 1, 2}),
+        ([CHAINS["momentum"], cut, CHAINS["scaffold"]], {0, 2}),
+    ],
+)
+def test_crews_with_chains_of_their_own_share_their_passes(builds, linear, lanes, monkeypatch):
+    passes, found = [], stepping.Stepping._found
+    monkeypatch.setattr(
+        stepping.Stepping, "_found",
+        lambda self, w, *rest: (passes.append(len(w)), found(self, w, *rest))[1],
+    )  # fmt: skip
+    how = {"sizes": (40, 4, 6, 5, 8, 4), "steps": None, "sampler": fl.Uniform(4)} if lanes else {}
+    fleet = fl.Fleet([world(b, s, graph=True, **how) for s, b in enumerate(builds)])
+    fleet.run(3)
+    runner = fleet._runner
+    assert (runner.lanes is not None) == lanes and set(runner.stepping.chains) == linear
+    groups = runner.lanes.groups if lanes else runner.groups
+    sizes = [g.size for g in groups]
+    together = [sum(sizes)] if len(linear) == len(groups) else sizes  # neighbours alone
+    assert passes and passes == together * (len(passes) // len(together))
+    for seed, (build, trainer) in enumerate(zip(builds, fleet.trainers, strict=True)):
+        alone = world(build, seed, engine="reference", **how)
+        alone.run(3)
+        same(alone, trainer)
 
 
 def test_who_goes_wrong_stands_alone():

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch.func import vmap
 pytest.importorskip("triton", reason="the kernels need triton")
 
 from undrift.core.blocks import moving
-from undrift.core.chain import Chain
+from undrift.core.chain import Chain, Chains
 from undrift.core.linear import Descent
 from undrift.core.ops import Pass
 from undrift.core.seam import Seam
@@ -103,6 +104,38 @@ def test_a_whole_network_steps(precision, form, device):
         assert torch.equal(found[2], old[2]) and distance([found], [old]) > 0.01
     held = zip([*chain.shared, *chain.own], [*before.shared, *before.own], strict=True)
     assert all(torch.equal(a, b) for a, b in held)
+
+
+def section(chain: Chain, own: slice) -> Chain:
+    """Take some clients, with the vectors that their own experiments share."""
+    each = C // E
+    parts = ([v[own] for v in chain.carried], [v[own.start // each : own.stop // each]
+             for v in chain.shared], [v[own] for v in chain.own])  # fmt: skip
+    rest = (chain.needs, chain.places, chain.scale, chain.table[:, own], chain.live[own])
+    return Chain(*parts, *rest)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "float32"])
+def test_chains_of_neighbours_step_together(precision, device):
+    """Each some under a chain of its own: as if they were alone."""
+    task = Task.build(network, seed=0).to(device)
+    parts = [slice(0, 2), slice(2, 4)]
+    chains = [a_chain(task, form, device) for form in ((2, 1, 0), (1, 1, 1))]
+    # models stand side by side
+    models = chains[0].carried[0].clone()
+    for chain in chains:
+        chain.carried = [models, *chain.carried[1:]]
+    wanted = [copied(section(c, own), torch.float32) for c, own in zip(chains, parts, strict=True)]
+    mixed = Chains([(own, section(c, own)) for c, own in zip(chains, parts, strict=True)])
+    source = torch.Generator().manual_seed(0)
+    x = torch.randn((C, 2, 2, 6, 6), generator=source).to(device)
+    y = torch.randint(0, 3, (C, 2), generator=source).to(device)
+    step(task, SimpleNamespace(carried=[models], step=mixed.step, take=mixed.take), x, y,
+         Seam(precision, default="triton"))  # fmt: skip
+    for (own, chain), one in zip(mixed.sections, wanted, strict=True):
+        step(task, one, x[own], y[own], None)
+        for found, right in zip(chain.carried, one.carried, strict=True):
+            assert distance([found], [right]) <= BOUND[precision]
 
 
 def test_who_stands_still_may_have_any_gradient_and_what_is_not_read_any_value(device):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from undrift import kernels
-from undrift.kernels.settling import ChainStep
+from undrift.kernels.settling import ChainStep, Mixed
 
 
 @dataclass
@@ -75,6 +75,22 @@ class Chain:
         ]
         for old, new in zip(carried, made, strict=True):
             old.copy_(torch.where(self.live[:, None], new, old))
+
+
+@dataclass
+class Chains:
+    """The steps of clients who stand side by side, under several chains."""
+
+    sections: Sequence[tuple[slice, Chain]]
+
+    def step(self, weight: str, bias: str | None = None) -> Mixed:
+        """Give the step of one layer's parameters to the kernels."""
+        return Mixed([(own, chain.step(weight, bias)) for own, chain in self.sections])
+
+    def take(self, name: str, gradient: Tensor) -> None:
+        """Take the step of a parameter whose gradient [n, ...] is known."""
+        for own, chain in self.sections:
+            chain.take(name, gradient[own])
 
 
 def parameter(layer: str, name: str) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from undrift import kernels
-from undrift.core.chain import Chain, parameter
+from undrift.core.chain import Chain, Chains, parameter
 from undrift.kernels.settling import Step
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Descent(NamedTuple):
     keep: float | Tensor = 1.0  # 1 - lr * weight_decay
     histories: Histories | None = None  # of layers of a seam whose weights move after all steps
     steps: bool = True
-    chain: Chain | None = None
+    chain: Chain | Chains | None = None
     layer: str = ""  # whose step it is, where a chain has to know
 
     def step(self, bias: bool) -> Step:

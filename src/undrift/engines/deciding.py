@@ -16,7 +16,7 @@ from undrift.core.histories import Histories
 from undrift.core.history import PLAIN, Extent, Vectors
 from undrift.core.local import Sgd
 from undrift.core.round import Found
-from undrift.core.task import Batch, Task
+from undrift.core.task import Task
 from undrift.core.tree import Tree, tree_map
 from undrift.engines.graphs import aligned, own
 from undrift.engines.group import Group, split
@@ -88,7 +88,7 @@ class Deciding:
         self.pending = False
         steps, stepping = self._examples(seats, read), self.stepping
         if stepping.histories is None:
-            self._find_chains(groups, steps, read[0])
+            self._find_chains(groups, steps)
         if stepping.histories is None and self._alone and stepping.chains:
             self._remember(stepping.chains[0], steps[0])
         if stepping.histories is None:
@@ -106,10 +106,8 @@ class Deciding:
             made.append(Step(*seat, *mine, found))  # type: ignore[call-arg]
         return made
 
-    def _find_chains(self, groups: Sequence[Group], steps: Sequence[Step], batch: Batch) -> None:
-        """Look at the rules of groups that go forward and back by themselves."""
-        if any(count > 1 for count in self.stepping.branches(groups, batch)):
-            return
+    def _find_chains(self, groups: Sequence[Group], steps: Sequence[Step]) -> None:
+        """Look at the rules of groups."""
         for g, (group, step) in enumerate(zip(groups, steps, strict=True)):
             chain = LinearChain.find(group, step, self.task.size)
             # others may still remember, where that is possible at all

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from undrift.core.algorithm import Algorithm, Broadcast, Client
+from undrift.core.chain import Chain, Chains
 from undrift.core.histories import Histories
 from undrift.core.linear import Descent
 from undrift.core.round import Found, shares_gradient, task_gradient
@@ -32,7 +34,7 @@ from undrift.engines.plain import PlainSteps, is_sequence
 
 # Weights times examples of a step that keep a device busy by themselves: groups then run side by
 # side, so that one computes while another waits for memory.  With less they share their passes.
-ENOUGH = {"cuda": 640e6, "cpu": float("inf")}
+ENOUGH = {"cuda": float("inf"), "cpu": float("inf")}
 
 
 class Seat(NamedTuple):
@@ -96,17 +98,20 @@ class Stepping:
         self, crews: Sequence[Crew], models: tuple[Tensor, Buffers], batch: Batch, keys: Tensor,
         k: Tensor,
     ) -> None:  # fmt: skip
-        """Take the step of some crews, those first that share forward and backward."""
-        if len(crews) == 1 and crews[0].number in self.chains:
-            crew = crews[0]
-            mine: Any = tree_map(lambda v: v[crew.own], (models, batch, keys, k))
-            self._take_by_numbers(self.chains[crew.number], crew.seat, *mine)
-            return
+        """Take the step of some crews; neighbours go forward and back together."""
+        for linear, some in groupby(crews, lambda crew: crew.number in self.chains):
+            take = self._take_by_numbers if linear else self._take_line_by_line
+            take(list(some), models, batch, keys, k)
+
+    def _take_line_by_line(
+        self, crews: Sequence[Crew], models: tuple[Tensor, Buffers], batch: Batch, keys: Tensor,
+        k: Tensor,
+    ) -> None:  # fmt: skip
+        """Put gradients together and call the rules, those first that share passes."""
         sharing = [crew for crew in crews if shares_gradient(crew.group.algo)]
         together: Any = None
         if sharing:
-            theirs = slice(sharing[0].own.start, sharing[-1].own.stop)
-            together = self._found(*tree_map(lambda v: v[theirs], (*models, batch, keys)))
+            together = self._found(*_theirs(sharing, (*models, batch, keys)))
         for crew, own in zip(crews, split([crew.group.size for crew in crews]), strict=True):
             mine = tree_map(lambda v, crew=crew: v[crew.own], (batch, keys, k))
             if shares_gradient(crew.group.algo):
@@ -143,25 +148,40 @@ class Stepping:
         return found
 
     def _take_by_numbers(
-        self, chain: LinearChain, seat: Seat, models: tuple[Tensor, Buffers], batch: Batch,
-        keys: Tensor, k: Tensor,
+        self, crews: Sequence[Crew], models: tuple[Tensor, Buffers], batch: Batch, keys: Tensor,
+        k: Tensor,
     ) -> None:  # fmt: skip
-        """Let layers take the step of a chain while going back, or remember it; move the rest."""
-        nothing = Found(seat.carry.w, {}, seat.carry.loss, {}, seat.carry.buffers)
-        step = Step(*seat, batch, keys, k, nothing)
-        way = chain.on_the_way_back(step, self.task.loss_scale) if chain.fits else None
-        told: list[Tensor] = []
+        """Let layers take the steps of chains while going back, or remember them; move the rest."""
+        chains = [self.chains[crew.number] for crew in crews]
+        fit = all(chain.fits for chain in chains)  # where one does not, it is alone
+        steps = [self._prepared(crew, batch, keys, k) for crew in crews]
+        scale, parts = self.task.loss_scale, split([crew.group.size for crew in crews])
+        ways = [
+            c.on_the_way_back(step, scale) for c, step in zip(chains, steps, strict=True) if fit
+        ]
+        told: list[tuple[Tensor, Tensor]] = []
 
         def between(said: Said) -> None:
-            known = step._replace(found=Found(seat.carry.w, {}, *said))
-            told.extend(chain.advance(known))
-            if way is not None:
-                way.tell(told[0].flatten(1, 2), told[1].flatten())
+            for chain, step, own in zip(chains, steps, parts, strict=True):
+                mine: Any = tree_map(lambda v, own=own: v[own], said)
+                told.append(chain.advance(step._replace(found=Found(step.held.w, {}, *mine))))
+            for way, (moved, live) in zip(ways, told, strict=False):
+                way.tell(moved.flatten(1, 2), live.flatten())
 
-        descent = Descent(histories=self.histories, steps=chain.fits, chain=way)
-        found = self._found(*models, batch, keys, descent, between)
-        chain.apply(told[0], told[1], step._replace(found=found))
-        chain.renew(told[0], step)
+        descent = Descent(histories=self.histories, steps=fit, chain=_as_one(ways))
+        w, buffers, seen, seeds = _theirs(crews, (*models, batch, keys))
+        together = self._found(w, buffers, seen, seeds, descent, between)
+        for chain, step, own, (moved, live) in zip(chains, steps, parts, told, strict=True):
+            found = tree_map(lambda v, own=own: v[own], together)
+            chain.apply(moved, live, step._replace(found=found))
+            chain.renew(moved, step)
+
+    def _prepared(self, crew: Crew, batch: Batch, keys: Tensor, k: Tensor) -> Step:
+        """Give a crew's step before anybody has gone forward."""
+        seat = crew.seat
+        mine: Any = tree_map(lambda v: v[crew.own], (batch, keys, k))
+        nothing = Found(seat.carry.w, {}, seat.carry.loss, {}, seat.carry.buffers)
+        return Step(*seat, *mine, nothing)  # type: ignore[call-arg]
 
     def _take_in_place(
         self, algo: Algorithm, seat: Seat, batch: Batch, keys: Tensor, k: Tensor
@@ -196,6 +216,18 @@ class Stepping:
             compiled = self.device.type == "cuda"
             self._paces[count] = Fused(pace, "rates of a step", compiled=compiled)
         return self._paces[count]
+
+
+def _theirs(crews: Sequence[Crew], tree: Any) -> Any:
+    """Give what belongs to crews who stand side by side."""
+    return tree_map(lambda v: v[crews[0].own.start : crews[-1].own.stop], tree)
+
+
+def _as_one(ways: Sequence[Chain]) -> Chain | Chains | None:
+    """Put the steps of crews who stand side by side together."""
+    if len(ways) < 2:
+        return ways[0] if ways else None
+    return Chains(list(zip(split([len(way.carried[0]) for way in ways]), ways, strict=True)))
 
 
 def _at(seat: Seat) -> tuple[Broadcast, Client, Carry]:

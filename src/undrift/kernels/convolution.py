@@ -15,7 +15,7 @@ from torch import Tensor
 
 from undrift.kernels import candidates, launches, trials
 from undrift.kernels.problem import Problem, Thin, thin
-from undrift.kernels.settling import Step
+from undrift.kernels.settling import Step, sections
 from undrift.kernels.tuner import Configuration, as_tuned, configuration, on_device
 
 
@@ -179,7 +179,10 @@ def _weight_gradient(
     known = _peaks(p, whole, inputs, peaks)
     launches.weight_gradient(p, config, inputs, whole, known, parts).run()
     target = torch.empty(size[1:], device=x.device) if to.w is None else to.w
-    launches.sum_parts(p, config["SPLIT"], parts, bias_parts, target, to.b, to.step).run()
+    for own, step in sections(to.step):
+        biases, bias = (None if v is None else v[own] for v in (bias_parts, to.b))
+        some = (parts[:, own], biases, target[own], bias)
+        launches.sum_parts(p, config["SPLIT"], *some, step).run()
 
 
 # --------------------------------------------------------------------------------- a first layer
@@ -219,4 +222,6 @@ def _thin_weight_gradient(
     launches.thin_weight_gradient(p, form, config, images, last, seen, known, parts).run()
     size = (p.clients, p.outputs, p.inputs, *p.kernel)
     target = torch.empty(size, device=g.device) if to.w is None else to.w
-    launches.sum_pairs(p, form, config, parts, target, to.b, to.step).run()
+    for own, step in sections(to.step):
+        bias = None if to.b is None else to.b[own]
+        launches.sum_pairs(p, form, config, parts[:, own], target[own], bias, step).run()

@@ -10,7 +10,7 @@ from undrift.kernels import interpreted
 from undrift.kernels.interpreter import mend
 from undrift.kernels.problem import Problem, Thin, power
 from undrift.kernels.programs import convolution, layout, thin
-from undrift.kernels.settling import Step
+from undrift.kernels.settling import ChainStep, Rates
 from undrift.kernels.settling import arguments as of_step
 from undrift.kernels.tuner import Configuration, Launch
 
@@ -120,11 +120,11 @@ def pack_weights(p: Problem, w: Tensor, packed: Tensor, mirror: bool) -> Launch:
 
 def sum_parts(
     p: Problem, split: int, parts: Tensor, bias_parts: Tensor | None, w: Tensor, b: Tensor | None,
-    step: Step = None,
+    step: Rates | ChainStep | None = None,
 ) -> Launch:  # fmt: skip
     """Add partial sums up into w and b, in torch's layout; or these take a step instead.
 
-    bias_parts [C, n, co].
+    bias_parts [C, n, co].  All may be those of some clients that stand side by side.
     """
     block = min(power(p.inputs), 64)
     memory, numbers, flags = of_step(step, w)
@@ -138,7 +138,7 @@ def sum_parts(
         CO=p.outputs, CI=p.inputs, TAPS=p.taps, SPLIT=split, BIAS=bias_parts is not None, BK=block,
         BT=power(p.taps, 1), num_warps=4, **flags,
     )  # fmt: skip
-    grid = (p.outputs, p.clients, _tiles(p.inputs, block))
+    grid = (p.outputs, len(w), _tiles(p.inputs, block))
     return Launch(layout.sum_parts, grid, arguments, constants)
 
 
@@ -204,9 +204,12 @@ def thin_parts(p: Problem, form: Thin, config: Configuration) -> tuple[int, ...]
 
 def sum_pairs(
     p: Problem, form: Thin, config: Configuration, parts: Tensor, w: Tensor, b: Tensor | None,
-    step: Step = None,
+    step: Rates | ChainStep | None = None,
 ) -> Launch:  # fmt: skip
-    """Add partial sums of pairs up into w and b; or these take a step instead."""
+    """Add partial sums of pairs up into w and b; or these take a step instead.
+
+    All may be those of some clients that stand side by side.
+    """
     rows = max(1, 512 // form.depth)
     memory, numbers, flags = of_step(step, w)
     bias = w if b is None else b
@@ -216,4 +219,4 @@ def sum_pairs(
         **flags,
     )  # fmt: skip
     arguments = (parts, w, bias, *memory, p.clients, w.stride(0), bias.stride(0), *numbers)
-    return Launch(thin.sum_pairs, (_tiles(p.outputs, rows), p.clients), arguments, constants)
+    return Launch(thin.sum_pairs, (_tiles(p.outputs, rows), len(w)), arguments, constants)

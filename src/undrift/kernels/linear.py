@@ -17,7 +17,7 @@ from undrift.kernels.interpreter import mend
 from undrift.kernels.launches import ROUNDING
 from undrift.kernels.problem import TYPES, Terms, power
 from undrift.kernels.programs import linear as programs
-from undrift.kernels.settling import ChainStep, Rates, Step
+from undrift.kernels.settling import ChainStep, Mixed, Rates, Step, sections
 from undrift.kernels.trials import largest, relative, some_of
 from undrift.kernels.tuner import Configuration, Launch, Trial, as_tuned, configuration, on_device
 
@@ -189,14 +189,17 @@ def descend(
         size = (p.clients, p.rows, p.inputs) if by_input else (1,)
         gx = torch.empty(size, dtype=result, device=g.device)
         bias, needs = w if b is None else b, (by_input, True, b is not None)
-        if isinstance(step, ChainStep):
+        if isinstance(step, ChainStep | Mixed):
             if by_input:  # before the weights move
                 config = _backward_config(p, g.device, None)
                 alone = (True, False, False)
                 _backward_launch(p, config, g, x, w, gx, w, bias, alone, None, rectify).run()
             from undrift.kernels import linear_step
 
-            linear_step.run(p, g, x, w, b, step, rectify)
+            for own, one in sections(step):
+                mine = p._replace(clients=len(w[own]))
+                bias_of = None if b is None else b[own]
+                linear_step.run(mine, g[own], x[own], w[own], bias_of, one, rectify)
         else:
             config = _backward_config(p, g.device, step)
             _backward_launch(p, config, g, x, w, gx, w, bias, needs, step, rectify).run()

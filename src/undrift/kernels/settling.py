@@ -30,7 +30,18 @@ class ChainStep(NamedTuple):
     behind: int  # the bias begins so many numbers behind the weights
 
 
-Step = Rates | ChainStep | None  # None: gradients are stored
+class Mixed(NamedTuple):
+    """Steps of clients who stand side by side, each some under a chain of their own."""
+
+    sections: Sequence[tuple[slice, ChainStep]]
+
+
+Step = Rates | ChainStep | Mixed | None  # None: gradients are stored
+
+
+def sections(step: Step) -> Sequence[tuple[slice, Any]]:
+    """Tell which clients take which step; of a mixture, each has a chain of its own."""
+    return step.sections if isinstance(step, Mixed) else [(slice(None), step)]
 
 
 def fits(carried: int, shared: int, own: int) -> bool:
@@ -38,7 +49,9 @@ def fits(carried: int, shared: int, own: int) -> bool:
     return carried <= MOST_CARRIED and shared <= MOST_SHARED and own <= MOST_OWN
 
 
-def arguments(step: Step, w: Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]:
+def arguments(
+    step: Rates | ChainStep | None, w: Tensor
+) -> tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]:
     """Give the arguments that name memory, those that are numbers, and the constants."""
     if not isinstance(step, ChainStep):
         lr, keep = step or (0.0, 1.0)
@@ -61,7 +74,7 @@ def arguments(step: Step, w: Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...], 
     return (step.scale, 1.0, *vectors, step.table, step.live), numbers, flags
 
 
-def take(step: Step, w: Tensor, gradient: Tensor) -> None:
+def take(step: Rates | ChainStep, w: Tensor, gradient: Tensor) -> None:
     """Move w [C, n], whose clients may lie apart, by its gradient [C, n]."""
     from undrift.kernels.interpreter import mend
     from undrift.kernels.programs import step as programs

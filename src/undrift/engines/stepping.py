@@ -34,7 +34,7 @@ from undrift.engines.plain import PlainSteps, is_sequence
 
 # Weights times examples of a step that keep a device busy by themselves: groups then run side by
 # side, so that one computes while another waits for memory.  With less they share their passes.
-ENOUGH = {"cuda": float("inf"), "cpu": float("inf")}
+ENOUGH = {"cuda": 640e6, "cpu": float("inf")}
 
 
 class Seat(NamedTuple):

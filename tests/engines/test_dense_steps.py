@@ -12,7 +12,7 @@ import undrift as fl
 from undrift.core import linear
 from undrift.core.tree import record
 from undrift.engines import capacity, vectorised
-from undrift.engines.dense_steps import is_dense
+from undrift.engines.dense_steps import FEW, is_dense
 
 TARGETS = {"classes": "cross_entropy", "numbers": "mse"}
 
@@ -140,6 +140,7 @@ NETWORKS = {
     "flattened late": lambda: nn.Sequential(
         *(nn.Linear(3, 4), nn.SiLU(), nn.Flatten(), nn.Linear(8, 3), nn.Identity())
     ),
+    "many classes": lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 2 * FEW)),
 }
 
 

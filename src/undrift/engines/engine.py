@@ -233,11 +233,7 @@ class Engine:
         return self.batch_of(self.federation.rows(ids, positions), positions)
 
     def batch_of(self, rows: Tensor, positions: Tensor, over: Tensor | None = None) -> Batch:
-        """Fetch examples whose rows are known.
-
-        `over` is the x of an earlier batch, as large or larger, that nobody needs any more: it may
-        be written over.
-        """
+        """Fetch examples whose rows are known; their x goes into `over`, where it is given."""
         x, y = _fetch(self.federation.x, rows, over), _fetch(self.federation.y, rows)
         return Batch(x, y, positions >= 0, positions)
 
@@ -260,8 +256,8 @@ def _fetch(values: Rows, rows: Tensor, over: Tensor | None = None) -> Tensor:
     flat = rows.reshape(-1)
     if over is None or not isinstance(values, Tensor):
         return values.index_select(0, flat).unflatten(0, rows.shape)
-    room = over.flatten(0, 1)[: len(flat)]
-    return torch.index_select(values, 0, flat, out=room).unflatten(0, rows.shape)
+    torch.index_select(values, 0, flat, out=over.flatten(0, 1))
+    return over
 
 
 def cohort_mean(algo: Algorithm, probes: tuple[Tree, ...], work: Assignment) -> tuple[Tree, ...]:

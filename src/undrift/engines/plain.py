@@ -23,7 +23,7 @@ from undrift.core.ops import Pass
 from undrift.core.round import client_start
 from undrift.core.rule import overrides
 from undrift.core.task import Batch, Buffers, Task
-from undrift.core.tree import tree_map, where_rows
+from undrift.core.tree import EMPTY, tree_map, where_rows
 from undrift.core.views import Carry, step_key
 from undrift.core.watching import WATCHERS
 from undrift.engines.head import Head, Tally
@@ -111,9 +111,11 @@ class PlainSteps:
 
     def begun(self, clients: Client) -> Carry:
         """Bring everybody to the received model, which all still share."""
-        begin = vmap(lambda c: client_start(self.algo, self.task, self.broadcast, c))
-        carry: Carry = begin(clients)
-        return carry
+        # no rule takes part in it: but for states, everybody begins alike
+        carry = client_start(self.algo, self.task, self.broadcast, clients)
+        count, alike = len(clients.steps), carry._replace(state=EMPTY)
+        spread: Carry = tree_map(lambda v: v.expand(count, *v.shape), alike)
+        return spread._replace(state=carry.state)
 
     def step(self, clients: Client, carry: Carry, batch: Batch, k: Tensor) -> Carry:
         """Take one local step; the rows of `carry.w` move."""

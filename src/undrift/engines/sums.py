@@ -39,6 +39,7 @@ class OrderedSum:
         self._shard: int | None = None
         self._open: list[Tensor] = []
         self._closed: list[Tensor] = []
+        self._only: list[Tensor] | None = None  # the shard at hand, while it is one row
 
     def add(self, ids: Sequence[int], rows: Tree, accepted: Sequence[bool] | None = None) -> None:
         """Add the rows of these clients, those that are not accepted left out."""
@@ -50,22 +51,29 @@ class OrderedSum:
         for c, client in enumerate(ids):
             if accepted is None or accepted[c]:
                 self._add_row(client % SHARDS, [v[c] for v in values])
+        self._keep()  # rows may be written over
 
     def _add_row(self, shard: int, row: list[Tensor]) -> None:
-        begins = shard != self._shard
-        if begins:
+        if shard != self._shard:
             self._close()
-            self._shard = shard
+            self._shard, self._only = shard, row
+            return
+        self._keep()
         for held, value in zip(self._open, row, strict=True):
-            if begins:  # cheaper than adding to zero: most shards of a cohort are one client
+            held.add_(value)
+
+    def _keep(self) -> None:
+        """Copy the first row of a shard; most shards of a cohort have no other."""
+        if self._only is not None:
+            for held, value in zip(self._open, self._only, strict=True):
                 held.copy_(value)
-            else:
-                held.add_(value)
+            self._only = None
 
     def _close(self) -> None:
         if self._shard is not None:
-            for total, held in zip(self._closed, self._open, strict=True):
+            for total, held in zip(self._closed, self._only or self._open, strict=True):
                 total.add_(held)
+            self._only = None
 
     def result(self) -> Tree:
         """Give the sum, in float64."""

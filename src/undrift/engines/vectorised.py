@@ -95,7 +95,7 @@ class Vectorised(Engine):
         self._threads: int | None = None  # of torch's own, while clients train; None: as they are
         self._crew: list[Vectorised] = []
         self._workspace = Workspace()  # of a worker
-        self._dense: bool | None = None  # whether the task is, once a round has asked
+        self._kept: Steps | None = None  # for the chunks of one round
         if self.device.type == "cpu":
             keep_freed_memory()
 
@@ -245,7 +245,7 @@ class Vectorised(Engine):
         chunks = self._chunks(algo, work)
         crew = self._hire(len(chunks))
         for worker in crew:
-            worker._dense = None  # asked again in every round: a module may have got hooks since
+            worker._kept = None  # made again in every round: a module may have got hooks since
         yield from in_order(train, chunks, crew)
 
     def _explain(
@@ -309,20 +309,22 @@ class Vectorised(Engine):
     ) -> Carry:
         """Take all local steps; the prefix of clients that still train shrinks."""
         path = self._path(algo, broadcast, together=len(work.ids) > 1)
-        carry, finished, used = path.start(clients), [], None
+        carry, finished = path.start(clients), []
         rows = self.federation.rows(work.info.id, work.order)
         for k in range(int(work.steps.max())):
             live = int((work.steps > k).sum())
             if live < len(carry.w):
                 finished.append(_rows(carry, slice(live, None)))
                 carry, clients = _rows(carry, slice(live)), _rows(clients, slice(live))
-            batch = self._step_batch(rows[:live, k], work.order[:live, k], used)
+            mine, x = rows[:live, k], self.federation.x
+            # (rules may keep a batch)
+            over = path.room_for(mine, x) if isinstance(path, DenseSteps) else None
+            batch = self._step_batch(mine, work.order[:live, k], over)
             carry = path.step(clients, carry, batch, self.step_number(k))
-            used = batch.x if isinstance(path, DenseSteps) else None  # rules may keep a batch
         return join(carry, *reversed(finished))
 
-    def _step_batch(self, rows: Tensor, positions: Tensor, used: Tensor | None) -> Batch:
-        batch = self.batch_of(rows, positions, over=used)
+    def _step_batch(self, rows: Tensor, positions: Tensor, over: Tensor | None) -> Batch:
+        batch = self.batch_of(rows, positions, over=over)
         images = len(rows) == 1 and batch.x.dim() == 5 and self.device.type == "cpu"
         module = self.task.module
         if not (images and has_convolution(module) and is_sequence(module)):
@@ -336,11 +338,12 @@ class Vectorised(Engine):
         on_cpu = self.device.type == "cpu"
         if not (self.in_place and on_cpu and is_plain(algo)):
             return GeneralSteps(self.task, algo, broadcast)
-        if self._dense is None:
-            self._dense = is_dense(self.task, self.federation.x.dim() - 1)
-        if self._dense:
-            return DenseSteps(self.task, algo, broadcast, self._workspace)
-        return PlainSteps(self.task, algo, broadcast, together)
+        if self._kept is not None:
+            return self._kept
+        if not is_dense(self.task, self.federation.x.dim() - 1):
+            return PlainSteps(self.task, algo, broadcast, together)
+        self._kept = DenseSteps(self.task, algo, broadcast, self._workspace)
+        return self._kept
 
     def _begin(
         self, algo: Algorithm, broadcast: Broadcast, clients: Client, work: Assignment

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 
-def send(values: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to a device; the host goes on while the device still works.
+def send(values: Tensor, device: torch.device, into: Tensor | None = None) -> Tensor:
+    """Copy a tensor to a device, `into` memory that is there; the host goes on meanwhile.
 
     A plain `.to` waits until everything before it is done; pinned memory does not.
     """
-    if device.type != "cuda" or values.is_cuda:
-        return values.to(device)
-    return values.pin_memory().to(device, non_blocking=True)
+    if device.type == "cuda" and not values.is_cuda:
+        values = values.pin_memory()
+    if into is not None:
+        return into.copy_(values, non_blocking=True)
+    return values.to(device, non_blocking=device.type == "cuda")
 
 
 @lru_cache(maxsize=256)

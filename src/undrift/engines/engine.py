@@ -141,10 +141,12 @@ class Engine:
         """Let the parts that are particular about their cohort refuse it; None is nobody."""
         if work is None or not work.ids:
             return
+        particular = [part for part in algo.everything if overrides(part, "check")]
+        if not particular:
+            return  # a device need not compute the rate
         lr = algo.local.lr_at(server.round, torch.zeros_like(server.round))
-        for part in algo.everything:
-            if overrides(part, "check"):
-                part.check(Lineup(work.info, work.steps.to(work.info.size), lr))
+        for part in particular:
+            part.check(Lineup(work.info, work.steps.to(work.info.size), lr))
 
     # -- what a subclass defines -------------------------------------------------------------
     def run_clients(

@@ -51,9 +51,16 @@ class Loading:
                 self._states(f"state {g}", own)
         ordered = [turns[i] for i in self.places]
         self._put_rows("info", [self._padded(t.work.info) for t in ordered])
-        self.buffers.put("numbers", send(self._numbers(ordered), self.device))
+        self._send("numbers", self._numbers(ordered))
         if not self.shape.room.epochs:
             self._put_rows("order", [self._with_room(t.work.order) for t in ordered])
+
+    def _send(self, name: str, values: Tensor) -> None:
+        """Write what the host has into a buffer, straight away."""
+        if name not in self.buffers:
+            self.buffers.put(name, send(values, self.device))
+        else:
+            send(values, self.device, into=self.buffers[name])
 
     def _states(self, name: str, turns: Sequence[Turn]) -> None:
         """Read client states straight into their rows; rows beyond a cohort repeat its first."""

@@ -79,7 +79,7 @@ class StateRows:
         rows = torch.tensor(sides)
         starts = [0, *(8 * self._places[i].start for i in self._vectors)]
         at = rows[:, None] + torch.tensor(starts)[:, None]
-        self._at.copy_(send(at, self._at.device))
+        send(at, self._at.device, into=self._at)
 
     # -- what a device does --------------------------------------------------------------------
     def fetch(self) -> None:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from undrift.kernels.programs.half import headroom
-from undrift.kernels.programs.step import rates_of, settle, step_of
+from undrift.kernels.programs.step import known_of, rates_of, settle, step_of, stepped
 
 
 @triton.jit(do_not_specialize=["clients", "R"])
@@ -183,8 +183,13 @@ def linear_step(
         inputs = inputs.to(tl.float32) * x_scale
         rows = wide.to(tl.float32) * scale
         unscale = g_unscale * x_unscale
+    # before the product, for nothing is loaded ahead of its barriers
+    at = w + client * w_client + index
+    old = tl.load(at, mask=real, other=0.0)
+    made, made_more = known_of(old, index, real, step, CARRIED, SHARED, OWN, NEEDS)
     change = tl.dot(tl.trans(rows.to(KIND)), inputs.to(KIND), input_precision=PRECISION) * unscale
-    settle(w + client * w_client, index, 0, change, real, step, MOVE, CARRIED, SHARED, OWN, NEEDS)
+    made = stepped(made, made_more, index, change, real, step, CARRIED, SHARED, OWN, NEEDS)
+    tl.store(at, made, mask=real & step[1])
     if BIAS and tl.program_id(0) == 0:
         slope = tl.sum(wide.to(tl.float32), 0)
         settle(b + client * b_client, o, behind, slope, o < OUT, step, MOVE, CARRIED, SHARED, OWN,

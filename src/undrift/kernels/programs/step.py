@@ -56,16 +56,14 @@ def step_of(
 
 
 @triton.jit
-def stepped(
-    old, index, gradient, mask, step,
+def known_of(
+    old, index, mask, step,
     CARRIED: tl.constexpr, SHARED: tl.constexpr, OWN: tl.constexpr, NEEDS: tl.constexpr,
 ):  # fmt: skip
-    """Give a client's weights after the step of a chain, and move what else of it moves."""
+    """Give what a step of a chain makes of all but the gradient: weights, and what else moves."""
     NUMBERS: tl.constexpr = 7
     WIDTH: tl.constexpr = CARRIED + 1 + SHARED + OWN
     ANY: tl.constexpr = NEEDS | (NEEDS >> 8)
-    # First all that is loaded, then the gradient: it lies otherwise among threads, and whatever it
-    # is added to is brought to it.
     made = tl.zeros_like(old)
     made_more = tl.zeros_like(old)
     for t in tl.static_range(WIDTH):
@@ -82,6 +80,20 @@ def stepped(
                 made += vector * step[NUMBERS + t]
             if (NEEDS >> (8 + t)) & 1:
                 made_more += vector * step[NUMBERS + WIDTH + t]
+    return made, made_more
+
+
+@triton.jit
+def stepped(
+    made, made_more, index, gradient, mask, step,
+    CARRIED: tl.constexpr, SHARED: tl.constexpr, OWN: tl.constexpr, NEEDS: tl.constexpr,
+):  # fmt: skip
+    """Give a client's weights after the step of a chain, and move what else of it moves.
+
+    Of what is known and the gradient.
+    """
+    NUMBERS: tl.constexpr = 7
+    WIDTH: tl.constexpr = CARRIED + 1 + SHARED + OWN
     if (NEEDS >> CARRIED) & 1:
         made += gradient * (step[0] * step[NUMBERS + CARRIED])
     if CARRIED > 1:
@@ -108,7 +120,9 @@ def settle(
         value = step[1] * old - tl.where(step[0] == 0, 0.0, step[0] * gradient)
     if MOVE == 2:
         old = tl.load(at, mask=mask, other=0.0)
-        value = stepped(old, index + behind, gradient, mask, step, CARRIED, SHARED, OWN, NEEDS)
+        index += behind
+        made, more = known_of(old, index, mask, step, CARRIED, SHARED, OWN, NEEDS)
+        value = stepped(made, more, index, gradient, mask, step, CARRIED, SHARED, OWN, NEEDS)
         mask = mask & step[1]
     tl.store(at, value, mask=mask)
 

@@ -422,7 +422,7 @@ class DeviceRound:
         size, seeds = numbers[:, 1].to(every), numbers[:, 0]
         broadcast, clients = group.open(server, info, EMPTY, every, size, seeds)
         carry = self._but_parts(group.start(broadcast, clients))
-        begun = [broadcast, clients, torch.zeros_like(every[0, 0]), carry]
+        begun = [broadcast, self._but_loaded(clients), torch.zeros_like(every[0, 0]), carry]
         write_over(held, begun)
         if self.histories is not None:
             chain = self.stepping.chains.get(0)
@@ -484,8 +484,15 @@ class DeviceRound:
         if self.groups[g].uses("begin"):
             self.buffers.put(name, clients)
             return
-        rest = self.buffers.put(f"known {g}", clients._replace(state=EMPTY))
-        self.buffers.hold(name, rest._replace(state=clients.state))
+        rest = self.buffers.put(f"known {g}", self._but_loaded(clients))
+        info = rest.info if leaves(rest.info) else self.buffers["info"]
+        self.buffers.hold(name, rest._replace(state=clients.state, info=info))
+
+    def _but_loaded(self, clients: Client) -> Client:
+        """Leave out states, and what the host has written for the only crew: they stay there."""
+        own = EMPTY if len(self.crews) == 1 else clients.info
+        found: Client = clients._replace(state=EMPTY, info=own)
+        return found
 
     def _drawn(
         self, count: Tensor, round: Tensor, planned: Tensor, seed: Tensor, info: ClientInfo,

@@ -68,18 +68,15 @@ class ShardSum(OrderedSum):
         super().__init__()
         self._lost: list[Tensor] = []
 
-    def _close(self) -> None:
-        if self._shard is None:
-            return
+    def _add_shard(self, held: list[Tensor]) -> None:
         if not self._lost:
             self._lost = [torch.zeros_like(v) for v in self._closed]
-        for total, lost, held in zip(self._closed, self._lost, self._open, strict=True):
-            lost += _add(total, held)
+        for total, lost, value in zip(self._closed, self._lost, held, strict=True):
+            lost += _add(total, value.double())
 
     def sums(self) -> Sums:
         """Give both parts of the sum."""
         self._close()
-        self._shard = None
         lost = self._lost or [torch.zeros_like(v) for v in self._closed]
         like, shape = leaves(self._like), structure(self._like)
         return Sums(*(rebuild(shape, unpacked(part, like)) for part in (self._closed, lost)))

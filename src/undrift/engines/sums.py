@@ -70,15 +70,18 @@ class OrderedSum:
             self._only = None
 
     def _close(self) -> None:
+        """Add the shard at hand to those that are complete."""
         if self._shard is not None:
-            for total, held in zip(self._closed, self._only or self._open, strict=True):
-                total.add_(held)
-            self._only = None
+            self._add_shard(self._open if self._only is None else self._only)
+        self._shard = self._only = None
+
+    def _add_shard(self, held: list[Tensor]) -> None:
+        for total, value in zip(self._closed, held, strict=True):
+            total.add_(value)
 
     def result(self) -> Tree:
         """Give the sum, in float64."""
         self._close()
-        self._shard = None
         return rebuild(structure(self._like), unpacked(self._closed, leaves(self._like)))
 
 

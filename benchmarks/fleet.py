@@ -6,7 +6,7 @@
 16 cells x 3 seeds: feddyn_cnn, 100 clients, 10 a round, 1 epoch of batch 32, client momentum 0.9,
 Dirichlet(0.1) over classes (each seed its own), random images.  Alone: the cells in `--alone`, two
 of each client rule, seeds in turns, timed in turns with the fleet; their mean stands for all 48.
-Building is not counted.  Operations count every example that is trained on, and once more where
+Building is not counted, nor a first turn, in which rounds of new lengths are still recorded.  Operations count every example that is trained on, and once more where
 SCAFFOLD takes the gradient of all of a client's data.
 How far the models of both are from each other, against how far they have moved, is told after the
 first four rounds and at the end: both round differently, and on random labels that grows.
@@ -127,7 +127,7 @@ def main() -> None:
         trainer.run(4)
     apart_at_first = distances(twins, alone, started)
     together, one_by_one, taken, seen, left_out = [], [], 0, 0, [0, 0, 0]
-    for _ in range(args.turns):
+    for _ in range(1 + args.turns):
         seconds, found = timed(lambda: fleet.run(args.rounds), args.device)
         together.append(seconds / args.rounds)
         taken += sum(r.steps for results in found for r in results)
@@ -137,9 +137,10 @@ def main() -> None:
         seconds, found = timed(lambda: [t.run(args.rounds) for t in alone], args.device)
         left_out[2] += skipped(found)
         one_by_one.append(seconds / args.rounds / len(alone))
+    together, one_by_one = together[1:], one_by_one[1:]
     a_round, each = statistics.median(together), statistics.median(one_by_one)
     count = len(fleet.trainers)
-    rounds = args.rounds * args.turns
+    rounds = args.rounds * (1 + args.turns)
     result = {
         "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
         "torch": torch.__version__,

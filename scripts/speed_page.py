@@ -56,7 +56,7 @@ def rounds() -> str:
 ![TFLOP/s of whole rounds](pictures/speed.png)
 
 Whole rounds: batches drawn and gathered, all local steps, states, sums, the server's step; 200 rounds
-(50 where measured earlier) queued without waiting, median of 3. Master weights and sums are float32. TFLOP/s count forward,
+queued without waiting, median of 3. Master weights and sums are float32. TFLOP/s count forward,
 weight gradients and input gradients but the first layer's. `host ms` is what the host needs to
 queue a round.
 
@@ -156,7 +156,7 @@ def alone(one: dict[str, Any]) -> tuple[str, str]:
     passes = one.get("passes_ms")
     if passes is None:
         return "", ""
-    return f"{passes:.2f}", f"{100 * max(0.0, 1 - passes / one['ms']):.0f} %"
+    return f"{passes:.2f}", f"{100 * max(0.0, 1 - passes / one['ms']):.1f} %"
 
 
 def chart(results: list[dict[str, Any]]) -> None:
@@ -312,8 +312,8 @@ def mean_of(peer: dict[str, Any]) -> float:
 
 
 FEDDYN_CNN = 797_962  # parameters
-# Read and written by a step: gradient, model and momentum; FedProx's anchor, SCAFFOLD's two states.
-PASSES_OF_THE_GRID = (5 + 6 + 7 + 5) / 4
+# Read and written by a step: model and momentum; FedProx's anchor is read, SCAFFOLD's two states.
+PASSES_OF_THE_GRID = (4 + 5 + 6 + 4) / 4
 
 
 def fleets() -> str:
@@ -344,9 +344,10 @@ The 16 cells of ComFed's grid x 3 seeds on CIFAR-10's set-up (feddyn_cnn, 10 of 
 one epoch of batch 32, client momentum 0.9, Dirichlet(0.1) over classes): {found["experiments"]} experiments as one batch take
 {found["ms_together"]:.0f} ms a round, one alone {found["ms_alone_each"]:.1f} ms: **{found["times_faster"]:.2f}x** faster than one after the other
 (medians; {min(turns):.2f} to {max(turns):.2f} by turn, as cohorts differ in size; {found["tflops"]:.0f} TFLOP/s, {100 * found["tflops"] / rate:.0f} % of what SCAFFOLD with momentum has at 100 x 50; alone are timed {", ".join(found["apart"])}). Building took {found["built_s"]:.0f} s. In one profiled round, of other cohorts than the mean, kernels of layers take
-{sums["layers"]:.0f} ms, the algebra {sums["algebra"]:.0f} (it moves {PASSES_OF_THE_GRID} numbers for every weight and step: {least:.0f} ms at the rate of a large copy), everything else
-{sums["rest"]:.0f}; experiments whose clients do different things run side by side, so these overlap. Labels are random here, and
-some of the runs diverge on them: {found["left_out"]["all"]} updates of {len(turns) * 10 * 10 * found["experiments"]:,} were left out as not finite.
+{sums["layers"]:.0f} ms, the algebra {sums["algebra"]:.0f} and everything else {sums["rest"]:.0f}: **{100 * (1 - sums["layers"] / sum(sums.values())):.0f} %** of the kernels' time is not layers,
+which take their steps as they go back (these move {PASSES_OF_THE_GRID} numbers for every weight and step: {least:.0f} ms at the rate of a large copy);
+experiments whose clients do different things run side by side, so these times overlap. Labels are random here, and
+some of the runs diverge on them: {found["left_out"]["all"]} updates of {(1 + len(turns)) * 10 * 10 * found["experiments"]:,} were left out as not finite.
 {measured_at(found)[1:]}
 """
 

@@ -6,8 +6,9 @@
 16 cells x 3 seeds: feddyn_cnn, 100 clients, 10 a round, 1 epoch of batch 32, client momentum 0.9,
 Dirichlet(0.1) over classes (each seed its own), random images.  Alone: the cells in `--alone`, two
 of each client rule, seeds in turns, timed in turns with the fleet; their mean stands for all 48.
-Building is not counted, nor a first turn, in which rounds of new lengths are still recorded.  Operations count every example that is trained on, and once more where
-SCAFFOLD takes the gradient of all of a client's data.
+Building is not counted, nor a first turn, in which rounds of new lengths are still recorded.
+Operations count every example that is trained on, and once more where SCAFFOLD takes the gradient
+of all of a client's data.
 How far the models of both are from each other, against how far they have moved, is told after the
 first four rounds and at the end: both round differently, and on random labels that grows.
 """
@@ -137,10 +138,8 @@ def main() -> None:
         seconds, found = timed(lambda: [t.run(args.rounds) for t in alone], args.device)
         left_out[2] += skipped(found)
         one_by_one.append(seconds / args.rounds / len(alone))
-    together, one_by_one = together[1:], one_by_one[1:]
-    a_round, each = statistics.median(together), statistics.median(one_by_one)
-    count = len(fleet.trainers)
-    rounds = args.rounds * (1 + args.turns)
+    a_round, each = (statistics.median(turns[1:]) for turns in (together, one_by_one))
+    count, rounds = len(fleet.trainers), args.rounds * (1 + args.turns)
     result = {
         "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
         "torch": torch.__version__,
@@ -162,7 +161,7 @@ def main() -> None:
         "host_ms": timed(fleet.advance, "cpu")[0] * 1e3,  # to queue a round
         "lanes": fleet._runner.lanes.widths if fleet._runner.lanes else None,
         "profile": profile(lambda: fleet.run(1)) if args.device == "cuda" else [],
-        "by_turn": {"together": together, "alone": one_by_one},
+        "by_turn": {"together": together[1:], "alone": one_by_one[1:]},
     }
     print(json.dumps({**result, "profile": result["profile"][:25]}, indent=1))
     if args.json:

@@ -31,7 +31,6 @@ ELEMENTWISE = (
 
 
 FEW = 16  # numbers in a register, at most
-ALIGNED = 16  # rows of parameters begin at multiples of so many numbers: products read them faster
 
 
 def is_dense(task: Task, dims: int) -> bool:
@@ -182,13 +181,31 @@ class DenseSteps(PlainSteps):
         self._made_for: Any = None
         self._prepared: list[Any] = []
         self._first = 0  # that moves
+        self._rates: dict[float, float] = {}  # by step
+        self._rows: Tensor  # of a chunk, one for each client
+        self._held: dict[str, Tensor] = {}  # what moves: parameters [C, ...], each by itself
 
     def start(self, clients: Client) -> Carry:
-        """Give every client its own row of parameters, in memory that another chunk had before."""
+        """Give every client its own parameters, in memory that another chunk had before.
+
+        Layer by layer: products of a cohort are one call where its weights have no gaps.
+        """
         carry = self.begun(clients)
-        count, size = carry.w.shape
-        room = self._workspace.room("w", (count, -(-size // ALIGNED) * ALIGNED), carry.w)
-        return carry._replace(w=room[:, :size].copy_(carry.w))
+        parts = self._parts(self.broadcast.w.detach()[None])
+        self._held = {
+            name: self._workspace.room(("held", name), (len(carry.w), *part.shape[1:]), part).copy_(
+                part
+            )
+            for name, part in parts.items()
+        }
+        self._rows = self._workspace.room("w", carry.w.shape, carry.w)
+        self._made_for = None
+        return carry._replace(w=self._rows)
+
+    def end(self) -> None:
+        """Write the models that clients end with into their rows."""
+        for name, part in self._parts(self._rows).items():
+            part.copy_(self._held[name])
 
     def room_for(self, rows: Tensor, x: Rows) -> Tensor | None:
         """Give memory for a batch of these rows, which the next one has again."""
@@ -198,9 +215,9 @@ class DenseSteps(PlainSteps):
 
     def step(self, clients: Client, carry: Carry, batch: Batch, k: Tensor) -> Carry:
         """Take one local step; the rows of `carry.w` move."""
-        lr = float(self.algo.local.lr_at(self.broadcast.round, k))
+        lr = self._rate(k)
         how = Descent(lr, 1 - lr * self.algo.local.weight_decay)
-        self._prepare(carry.w, batch.x)
+        self._prepare(batch.x)
         y = batch.x
         for layer in self._prepared:
             y = layer.forward(y)
@@ -235,12 +252,19 @@ class DenseSteps(PlainSteps):
             (g,) = torch.autograd.grad(loss.sum(), value)
         return loss.detach(), g
 
-    def _prepare(self, w: Tensor, x: Tensor) -> None:
-        """Make the layers for these weights and batches, unless they are those of the last step."""
-        wanted = (w.data_ptr(), w.shape, x.shape)
-        if wanted == self._made_for:
+    def _rate(self, k: Tensor) -> float:
+        """Tell the learning rate of a step; all chunks of a round ask for it."""
+        at = float(k)
+        if at not in self._rates:
+            self._rates[at] = float(self.algo.local.lr_at(self.broadcast.round, k))
+        return self._rates[at]
+
+    def _prepare(self, x: Tensor) -> None:
+        """Make the layers for batches of this shape, unless they are those of the last step."""
+        if x.shape == self._made_for:
             return
-        parts, made, shape = self._parts(w.detach()), list[Any](), x.shape
+        parts = {name: held[: len(x)] for name, held in self._held.items()}
+        made, shape = list[Any](), x.shape
         for number, (name, layer) in enumerate(_layers(self.task.module)):
             if isinstance(layer, nn.Linear):
                 own = [parts.get(f"{name}.{key}" if name else key) for key in ("weight", "bias")]
@@ -258,7 +282,7 @@ class DenseSteps(PlainSteps):
                 made.append(_Other(layer))
         # nobody wants the gradient by what goes into the first layer that moves
         self._first = next((i for i, one in enumerate(made) if isinstance(one, _Linear)), len(made))
-        self._prepared, self._made_for = made, wanted
+        self._prepared, self._made_for = made, x.shape
 
     def _room(self, number: int, like: Tensor, name: str, shape: Sequence[int]) -> Tensor:
         return self._workspace.room((name, number), shape, like)

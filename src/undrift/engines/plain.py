@@ -109,6 +109,9 @@ class PlainSteps:
         carry = self.begun(clients)
         return carry._replace(w=carry.w.clone())
 
+    def end(self) -> None:
+        """Nothing to do: models are there."""
+
     def begun(self, clients: Client) -> Carry:
         """Bring everybody to the received model, which all still share."""
         # no rule takes part in it: but for states, everybody begins alike

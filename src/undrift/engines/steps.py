@@ -23,6 +23,9 @@ class Steps(Protocol):
     def step(self, clients: Client, carry: Carry, batch: Batch, k: Tensor) -> Carry:
         """Take one local step."""
 
+    def end(self) -> None:
+        """Write the models that clients end with into the rows of `carry.w`."""
+
 
 class GeneralSteps:
     """The core functions under vmap: any chain of rules, any local optimizer."""
@@ -34,6 +37,9 @@ class GeneralSteps:
         """Begin local training."""
         begun: Carry = vmap(lambda c: client_start(*self.shared, c))(clients)
         return begun
+
+    def end(self) -> None:
+        """Nothing to do: models are there."""
 
     def step(self, clients: Client, carry: Carry, batch: Batch, k: Tensor) -> Carry:
         """Take one local step."""

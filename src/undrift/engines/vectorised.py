@@ -310,17 +310,20 @@ class Vectorised(Engine):
         """Take all local steps; the prefix of clients that still train shrinks."""
         path = self._path(algo, broadcast, together=len(work.ids) > 1)
         carry, finished = path.start(clients), []
-        rows = self.federation.rows(work.info.id, work.order)
+        # by steps: what one reads lies together
+        order = work.order.movedim(1, 0).contiguous()
+        rows = self.federation.rows(work.info.id, work.order).movedim(1, 0).contiguous()
         for k in range(int(work.steps.max())):
             live = int((work.steps > k).sum())
             if live < len(carry.w):
                 finished.append(_rows(carry, slice(live, None)))
                 carry, clients = _rows(carry, slice(live)), _rows(clients, slice(live))
-            mine, x = rows[:live, k], self.federation.x
+            mine, x = rows[k, :live], self.federation.x
             # (rules may keep a batch)
             over = path.room_for(mine, x) if isinstance(path, DenseSteps) else None
-            batch = self._step_batch(mine, work.order[:live, k], over)
+            batch = self._step_batch(mine, order[k, :live], over)
             carry = path.step(clients, carry, batch, self.step_number(k))
+        path.end()
         return join(carry, *reversed(finished))
 
     def _step_batch(self, rows: Tensor, positions: Tensor, over: Tensor | None) -> Batch:

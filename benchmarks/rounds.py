@@ -204,7 +204,7 @@ def passes_time(trainer: fl.Trainer, steps: int, rounds: int) -> float | None:
     )
     batch = Batch(*(look_up(v, rows) for v in (runner.data.x, runner.data.y)), mask, order)
     models, stepping = runner.buffers["models"], runner.stepping
-    seats = [runner._seat(g) for g in range(len(runner.groups))]
+    seats = runner.seating.seats()
 
     known = stepping.chains.get(0)
     descent = None if known is None else inside(known, seats[0], batch, keys, number, stepping)

@@ -110,7 +110,10 @@ def test_a_chain_inside_is_the_reference(name, traced, monkeypatch):
     assert fast.engine.plan()["graph"]
     # of convolutions and linear layers no gradient was left
     assert stored and all(names == {"1.weight", "1.bias"} for names in stored)
-    carried = [runner.buffers["carry 0"].w, *runner.stepping.chains[0].own(runner._seat(0).clients)]
+    carried = [
+        runner.buffers["carry 0"].w,
+        *runner.stepping.chains[0].own(runner.seating.seat(0).clients),
+    ]
     assert all(v.stride(-2) * v.element_size() % 64 == 0 for v in carried)
     same(alone, fast)
     assert float((fast.server.w - start).norm()) > 1e-3

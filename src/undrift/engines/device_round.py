@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from undrift.core.algorithm import Algorithm, Broadcast, Client, Row, Server
 from undrift.core.histories import Histories
@@ -27,30 +26,22 @@ from undrift.core.history import Extent
 from undrift.core.round import shares_gradient
 from undrift.core.rule import ClientInfo
 from undrift.core.task import Batch, Task
-from undrift.core.tree import EMPTY, Tree, leaves, structure, tree_map
-from undrift.core.views import Carry, key_of
+from undrift.core.tree import EMPTY, Tree, structure, tree_map
+from undrift.core.views import Carry
 from undrift.data.work import Work
 from undrift.engines.deciding import Deciding
+from undrift.engines.drawing import Drawing
 from undrift.engines.engine import Engine, Outcome, Trained
 from undrift.engines.examples import Examples
 from undrift.engines.fused import Fused
-from undrift.engines.graphs import (
-    Buffers,
-    Piece,
-    aligned,
-    copied,
-    graph_pool,
-    spread_into,
-    write_over,
-)
+from undrift.engines.graphs import Buffers, Piece, copied, graph_pool, write_over
 from undrift.engines.group import Group, Servers, client_structure, split
 from undrift.engines.lanes import IDLE, Lanes, cohorts, lanes_for
 from undrift.engines.linear_end import LinearEnd
 from undrift.engines.loading import STEPS, Loading
 from undrift.engines.looks import Looks
-from undrift.engines.reading import Reading
+from undrift.engines.seating import Seating
 from undrift.engines.state_rows import StateRows
-from undrift.engines.stepping import Seat
 from undrift.engines.turns import Crew, Done, Shape, Turn, grouped
 
 MOST_STEPS = 16  # that are recorded as one
@@ -86,15 +77,10 @@ class DeviceRound:
         self.groups = [crew.group for crew in self.crews]
         self.plan = plan
         compiled = self.device.type == "cuda"
-        self._draw = Fused(
-            vmap(self._drawn, in_dims=(None, 0, 0, 0, 0, 0)), "batches and keys", compiled=compiled
-        )
         self._at_once = Fused(
             self._begun, "the beginning of a round", compiled=compiled, proven=True
         )
         room = shape.room
-        # a tensor, not arange: the compiler takes products of an index for 32 bits wide
-        self._count = torch.arange(max(room.steps, room.batch, room.width), device=self.device)
         self.buffers = Buffers()
         self.loading = Loading(self.crews, shape, self.buffers, self.device, self._room)
         self.data = Examples([engines[i] for i in self.loading.places])
@@ -102,14 +88,15 @@ class DeviceRound:
         for g, crew in enumerate(self.crews):
             self.looks.spread(g, crew.group, [engines[i] for i in crew.members], shape.clients)
         self.lanes = self._make_lanes(engines)
-        numbers = self._count[: room.steps].to(self.task.dtype)
-        self.reading = Reading(
-            self.data, self.buffers, numbers, ready=self._lies_ready(), compiled=compiled
+        self.drawing = Drawing(
+            self.task, plan, room, self.data, self.buffers, ready=self._lies_ready()
         )
+        self.reading = self.drawing.reading
         extent = Extent(len(algos), shape.clients, room.steps, room.batch)
         about = (self.task, self.algos, self.groups, extent, self.device)
         self.deciding = Deciding(*about, lanes=self.lanes is not None, in_place=in_place)
         self.stepping = self.deciding.stepping
+        self.seating = Seating(self.groups, self.buffers, self.deciding)
         self.end: LinearEnd | None = None  # of layers that remember: without writing their weights
         self._written = True  # whether the models that clients ended with are
         self._under_way = False  # whether a round has begun and not ended
@@ -151,10 +138,6 @@ class DeviceRound:
         broadcast, clients = self.buffers["broadcast 0"], self.buffers["clients 0"]
         own = chain.own(clients)
         return chain.shared(broadcast)[1:], own if rows is None else [rows.lying(v) for v in own]
-
-    def _parts(self) -> list[tuple[Group, slice]]:
-        """Tell where the experiments of each group stand."""
-        return list(zip(self.groups, split([g.size for g in self.groups]), strict=True))
 
     # -- one round ---------------------------------------------------------------------------
     def run(self, turns: Sequence[Turn]) -> list[Done]:
@@ -233,13 +216,13 @@ class DeviceRound:
             broadcast, clients = self.buffers[f"opened {g}"]
             self.looks.lanes[g].step(hook, broadcast, clients, None)
             return
-        _, broadcast, clients, carry = self._seat(g)
+        _, broadcast, clients, carry = self.seating.seat(g)
         self.looks.lanes[g].step(hook, broadcast, clients, carry)
 
     def _take_steps(self, steps: list[list[list[int]]]) -> None:
         """Take the local steps of everybody, given by crew, experiment and client."""
         if self.lanes is not None:
-            self.lanes.take_places([self._seat(g) for g in range(len(self.groups))], self._room)
+            self.lanes.take_places(self.seating.seats(), self._room)
             if self.deciding.pending:
                 read = self.lanes.read(self.data, self.buffers, self.task.dtype)
                 self.deciding.decide(self.lanes.groups, self.lanes.seats, read)
@@ -336,7 +319,7 @@ class DeviceRound:
         """Write to everybody."""
         buffers = self.buffers
         every = buffers["numbers"][:, STEPS:].to(self.task.dtype)
-        for g, (group, part) in enumerate(self._parts()):
+        for g, (group, part) in enumerate(self.seating.parts()):
             info: ClientInfo = tree_map(lambda v, part=part: v[part], buffers["info"])
             seeds, counts = buffers["numbers"][part, 0], buffers["numbers"][part, 1]
             server, state, size = self._seen_servers(g), buffers[f"state {g}"], counts.to(every)
@@ -353,21 +336,20 @@ class DeviceRound:
     def _begin(self) -> None:
         buffers = self.buffers
         drawn, carries = [], []
-        for g, (group, part) in enumerate(self._parts()):
+        for g, (group, part) in enumerate(self.seating.parts()):
             broadcast, clients = self._probed(g, group, part)
             for number, batch in self.looks.walk(clients.info, part) if group.uses("begin") else ():
                 clients = group.begin(broadcast, clients, batch, number)
             buffers.put(f"broadcast {g}", broadcast)
-            self._put_clients(g, clients)
+            self.seating.put_clients(g, clients)
             drawn.append((broadcast.round, broadcast.seed))
             carries.append(group.start(broadcast, clients))
         buffers.put("k", torch.zeros((), dtype=self.task.dtype, device=self.device))
         # (not side by side, though they could be: the host queues a graph that forks more slowly)
-        self._draw_batches(drawn)
-        self._put_carries(carries)
+        self.drawing.draw(drawn)
+        self.seating.put_carries(carries)
         if self.deciding.pending and self.lanes is None and self.shape.room.steps:
-            seats = [self._seat(g) for g in range(len(self.groups))]
-            self.end = self.deciding.decide(self.groups, seats, self.reading.next())
+            self.end = self.deciding.decide(self.groups, self.seating.seats(), self.reading.next())
             buffers["k"].zero_()  # nobody has taken a step
         if self.histories is not None:
             start, steps = buffers["broadcast 0"].w, buffers["clients 0"].steps
@@ -383,36 +365,17 @@ class DeviceRound:
     def _begin_at_once(self) -> None:
         buffers, histories = self.buffers, self.histories
         held = [buffers[name] for name in ("broadcast 0", "known 0", "k", "carry 0")]
-        held[-1] = self._but_parts(held[-1])
+        held[-1] = self.seating.but_vectors(held[-1])
         fresh = EMPTY if histories is None else histories.fresh
         told = (self._seen_servers(0), buffers["info"], buffers["numbers"])
         self._at_once(*told, held, fresh)
         broadcast = buffers["broadcast 0"]
-        self._draw_batches([(broadcast.round, broadcast.seed)])
+        self.drawing.draw([(broadcast.round, broadcast.seed)])
         if histories is not None:
             started = self.groups[0].start(broadcast, buffers["clients 0"])
-            spread_into(*(self._parts_of(c) for c in (buffers["carry 0"], started)))
+            self.seating.put_vectors(started)
             histories.clear()
             histories.take_in(self._vectors()[1])
-
-    def _parts_of(self, carry: Carry) -> list[Tensor]:
-        """View what layers do not remember of vectors."""
-        assert self.histories is not None, "asked for before"
-        vectors = [v for v in leaves(carry) if self._is_vector(v)]
-        return [part for v in vectors for part in self.histories.others(v)]
-
-    def _is_vector(self, v: Tensor) -> bool:
-        return (v.dim(), *v.shape[-1:]) == (3, self.task.size)
-
-    def _but_parts(self, carry: Carry) -> Any:
-        """Leave out vectors of which only parts are spread.
-
-        A part is no argument for compiled code, which is tried on copies: they take as much room
-        as the whole, and where a part begins at an odd place, so do copies of every call.
-        """
-        if self.histories is None:
-            return carry
-        return tree_map(lambda v: () if self._is_vector(v) else v, carry)
 
     def _begun(
         self, server: Server, info: ClientInfo, numbers: Tensor, held: Tree, fresh: Any
@@ -421,29 +384,14 @@ class DeviceRound:
         group, every = self.groups[0], numbers[:, STEPS:].to(self.task.dtype)
         size, seeds = numbers[:, 1].to(every), numbers[:, 0]
         broadcast, clients = group.open(server, info, EMPTY, every, size, seeds)
-        carry = self._but_parts(group.start(broadcast, clients))
-        begun = [broadcast, self._but_loaded(clients), torch.zeros_like(every[0, 0]), carry]
+        carry = self.seating.but_vectors(group.start(broadcast, clients))
+        begun = [broadcast, self.seating.but_loaded(clients), torch.zeros_like(every[0, 0]), carry]
         write_over(held, begun)
         if self.histories is not None:
             chain = self.stepping.chains.get(0)
             more = [] if chain is None else chain.shared(broadcast)[1:]
             self.histories.set_out(fresh, broadcast.w, more, clients.steps)
         return EMPTY
-
-    def _draw_batches(self, drawn: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Draw what everybody reads, given rounds and seeds."""
-        buffers = self.buffers
-        rounds, seeds = (torch.cat(v) for v in zip(*drawn, strict=True))
-        every = buffers["numbers"][:, STEPS:].to(self.task.dtype)
-        planned = buffers["numbers"][:, 3]  # by whoever chose the cohorts
-        found = self._draw(self._count, rounds, planned, seeds, buffers["info"], every)
-        if self.reading.ready:
-            keys, order = found
-            self.reading.lay_out(keys, order, buffers["info"].id)
-            return
-        for name, value in zip(("keys", "order"), found, strict=False):
-            buffers.put(name, value)
-        buffers.put("rows", self.data.rows(buffers["info"].id, buffers["order"]))
 
     def _probed(self, g: int, group: Group, part: slice) -> tuple[Broadcast, Client]:
         """Add to what was written what everybody finds at the received model."""
@@ -478,68 +426,10 @@ class DeviceRound:
         made: Server = tree_map(lambda *v: torch.cat(v), *seen) if len(seen) > 1 else seen[0]
         return made
 
-    def _put_clients(self, g: int, clients: Client) -> None:
-        """Keep what clients have; a state that nobody prepared stays where it is."""
-        name = f"clients {g}"
-        if self.groups[g].uses("begin"):
-            self.buffers.put(name, clients)
-            return
-        rest = self.buffers.put(f"known {g}", self._but_loaded(clients))
-        info = rest.info if leaves(rest.info) else self.buffers["info"]
-        self.buffers.hold(name, rest._replace(state=clients.state, info=info))
-
-    def _but_loaded(self, clients: Client) -> Client:
-        """Leave out states, and what the host has written for the only crew: they stay there."""
-        own = EMPTY if len(self.crews) == 1 else clients.info
-        found: Client = clients._replace(state=EMPTY, info=own)
-        return found
-
-    def _drawn(
-        self, count: Tensor, round: Tensor, planned: Tensor, seed: Tensor, info: ClientInfo,
-        steps: Tensor,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
-        """Draw a key for every step of every client [C, K] and, where it can, the batches.
-
-        Keys by the server's round, batches by that for which they were planned.
-        """
-        room, who = self.shape.room, info.id
-        keys = seed.expand(len(who), room.steps)
-        if self.task.draws:
-            keys = key_of(seed, round, who[:, None], "step", count[: room.steps])
-        if not room.epochs:
-            return (keys,)
-        sizes, taken = info.size.long(), steps.long()
-        return keys, self.plan.order(seed, planned, who, sizes, taken, room, count)
-
-    def _put_carries(self, carries: list[Any]) -> None:
-        """Models and their buffers lie side by side for all groups: one backward pass for all."""
-        if "models" not in self.buffers:
-            w, kept = tree_map(lambda *v: torch.cat(v), *[(c.w, c.buffers) for c in carries])
-            self.buffers.hold("models", (aligned(w), tree_map(torch.clone, kept)))
-            for g, (carry, (_, part)) in enumerate(zip(carries, self._parts(), strict=True)):
-                w, kept = tree_map(lambda v, part=part: v[part], self.buffers["models"])
-                rest = self._room(carry._replace(w=EMPTY, buffers=EMPTY))
-                self.buffers.hold(f"carry {g}", rest._replace(w=w, buffers=kept))
-        for g, carry in enumerate(carries):
-            spread_into(*(self._spread(c) for c in (self.buffers[f"carry {g}"], carry)))
-
-    def _spread(self, carry: Carry) -> Any:
-        """Leave out what histories write at the end of a round, or nobody reads."""
-        histories = self.histories
-        if histories is None:
-            return carry
-        return tree_map(lambda v: histories.others(v) if self._is_vector(v) else v, carry)
-
     def _step(self, batch: Batch, keys: Tensor, number: Tensor) -> None:
         """Let everybody take one step who still does."""
-        seats = [self._seat(g) for g in range(len(self.groups))]
-        self.stepping.take(self.groups, seats, self.buffers["models"], batch, keys, number)
-
-    def _seat(self, g: int) -> Seat:
-        broadcast, clients, carry = (
-            self.buffers[f"{name} {g}"] for name in ("broadcast", "clients", "carry")
-        )
-        return Seat(tuple(leaves(self.groups[g].numbers)), broadcast, clients, carry)
+        models, seats = self.buffers["models"], self.seating.seats()
+        self.stepping.take(self.groups, seats, models, batch, keys, number)
 
     def _write_models(self) -> None:
         """Write the models that clients ended with, where layers only remember their steps."""
@@ -554,7 +444,7 @@ class DeviceRound:
     def _finish(self) -> None:
         if self.histories is not None and self.end is None:
             self._write_models()
-        for g, (group, part) in enumerate(self._parts()):
+        for g, (group, part) in enumerate(self.seating.parts()):
             clients, carry = self.buffers[f"clients {g}"], self.buffers[f"carry {g}"]
             broadcast, review = self.buffers[f"broadcast {g}"], clients.review
             if group.uses("review"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import undrift as fl
 from undrift.core import linear
 from undrift.core.tree import record
 from undrift.engines import capacity, vectorised
-from undrift.engines.dense_steps import FEW, is_dense
+from undrift.engines.dense_steps import FEW_CLASSES, is_dense
 
 TARGETS = {"classes": "cross_entropy", "numbers": "mse"}
 
@@ -140,7 +141,7 @@ NETWORKS = {
     "flattened late": lambda: nn.Sequential(
         *(nn.Linear(3, 4), nn.SiLU(), nn.Flatten(), nn.Linear(8, 3), nn.Identity())
     ),
-    "many classes": lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 2 * FEW)),
+    "many classes": lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 2 * FEW_CLASSES)),
 }
 
 
@@ -186,3 +187,21 @@ def test_what_clients_keep_is_not_written_over_by_the_next_chunk(
         one.run(2)
     fast, slow = (t.store.gather(range(5))[0] for t in made)
     assert (fast - slow).abs().max() < 1e-12 and len({float(row.sum()) for row in fast}) == 5
+
+
+def test_nothing_of_a_round_is_kept_when_it_has_ended() -> None:
+    """A trainer can be copied, though a layer's last step had a gradient of its own."""
+    made = fl.Trainer(fl.Task(mlp()), federation("classes"), fl.fedavg(0.1), chunk=2)
+    made.run(1)
+    twin = deepcopy(made)
+    assert all(not worker._paths for worker in made.engine._crew)
+    made.run(1), twin.run(1)
+    assert torch.equal(made.server.w, twin.server.w)
+
+
+def test_every_worker_has_a_way_and_a_place_of_its_own() -> None:
+    made = fl.Trainer(fl.Task(mlp()), federation("classes"), fl.fedavg(0.1), chunk=2, workers=2)
+    made.run(1)
+    places = [id(v) for w in made.engine._crew for v in (w._paths, w._workspace)]
+    assert len(made.engine._crew) == 2 and len(set(places)) == 4
+    assert id(made.engine._paths) not in places

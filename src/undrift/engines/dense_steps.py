@@ -29,8 +29,7 @@ ELEMENTWISE = (
     nn.Identity,
 )
 
-
-FEW = 16  # numbers in a register, at most
+FEW_CLASSES = 16  # with fewer, torch's softmax goes through them one by one
 
 
 def is_dense(task: Task, dims: int) -> bool:
@@ -214,7 +213,7 @@ class DenseSteps(PlainSteps):
         return self._workspace.room("x", (*rows.shape, *x.shape[1:]), x)
 
     def step(self, clients: Client, carry: Carry, batch: Batch, k: Tensor) -> Carry:
-        """Take one local step; the rows of `carry.w` move."""
+        """Take one local step of what `start` has laid out; rows of `carry.w` wait for `end`."""
         lr = self._rate(k)
         how = Descent(lr, 1 - lr * self.algo.local.weight_decay)
         self._prepare(batch.x)
@@ -238,8 +237,8 @@ class DenseSteps(PlainSteps):
     ) -> tuple[Tensor, Tensor]:
         """Give each client's mean loss, and the gradient of their sum by the output."""
         if self.task.loss is cross_entropy and value.dim() == 2 and target.dim() == 1:
-            # classes first where they are few: one by one, torch takes five times as long
-            few = value.shape[1] < FEW
+            # classes first where they are few: one by one it takes five times as long
+            few = value.shape[1] < FEW_CLASSES
             turned, by = (value.t().contiguous(), 0) if few else (value, 1)
             logs, at = torch.log_softmax(turned, by), target.long().unsqueeze(by)
             picked = logs.gather(by, at).squeeze(by)

@@ -26,6 +26,7 @@ from undrift.core.task import Batch, Buffers, Task
 from undrift.core.tree import EMPTY, tree_map, where_rows
 from undrift.core.views import Carry, step_key
 from undrift.core.watching import WATCHERS
+from undrift.data.spool import Rows
 from undrift.engines.head import Head, Tally
 
 STEP_HOOKS = (
@@ -108,6 +109,10 @@ class PlainSteps:
         """Give every client its own row of parameters."""
         carry = self.begun(clients)
         return carry._replace(w=carry.w.clone())
+
+    def room_for(self, rows: Tensor, x: Rows) -> Tensor | None:
+        """Give none: what a layer keeps of a batch is its own affair."""
+        return None
 
     def end(self) -> None:
         """Nothing to do: models are there."""

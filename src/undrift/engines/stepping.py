@@ -107,7 +107,7 @@ class Stepping:
         self, crews: Sequence[Crew], models: tuple[Tensor, Buffers], batch: Batch, keys: Tensor,
         k: Tensor,
     ) -> None:  # fmt: skip
-        """Put gradients together and call the rules, those first that share passes."""
+        """Put gradients together and call the rules; those that share passes stand first."""
         sharing = [crew for crew in crews if shares_gradient(crew.group.algo)]
         together: Any = None
         if sharing:
@@ -153,7 +153,8 @@ class Stepping:
     ) -> None:  # fmt: skip
         """Let layers take the steps of chains while going back, or remember them; move the rest."""
         chains = [self.chains[crew.number] for crew in crews]
-        fit = all(chain.fits for chain in chains)  # where one does not, it is alone
+        fit = all(chain.fits for chain in chains)
+        assert fit or len(chains) == 1, "only one that remembers need not fit"
         steps = [self._prepared(crew, batch, keys, k) for crew in crews]
         scale, parts = self.task.loss_scale, split([crew.group.size for crew in crews])
         ways = [
@@ -165,7 +166,7 @@ class Stepping:
             for chain, step, own in zip(chains, steps, parts, strict=True):
                 mine: Any = tree_map(lambda v, own=own: v[own], said)
                 told.append(chain.advance(step._replace(found=Found(step.held.w, {}, *mine))))
-            for way, (moved, live) in zip(ways, told, strict=False):
+            for way, (moved, live) in zip(ways, told if fit else (), strict=True):
                 way.tell(moved.flatten(1, 2), live.flatten())
 
         descent = Descent(histories=self.histories, steps=fit, chain=_as_one(ways))

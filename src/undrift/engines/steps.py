@@ -12,6 +12,7 @@ from undrift.core.round import client_start, client_step
 from undrift.core.task import Batch, Task
 from undrift.core.tree import tree_map
 from undrift.core.views import Carry
+from undrift.data.spool import Rows
 
 
 class Steps(Protocol):
@@ -20,11 +21,14 @@ class Steps(Protocol):
     def start(self, clients: Client) -> Carry:
         """Begin local training."""
 
+    def room_for(self, rows: Tensor, x: Rows) -> Tensor | None:
+        """Give memory for the examples of a step, if they may lie where earlier ones did."""
+
     def step(self, clients: Client, carry: Carry, batch: Batch, k: Tensor) -> Carry:
-        """Take one local step."""
+        """Take one local step; its models need not be in the rows of `carry.w` yet."""
 
     def end(self) -> None:
-        """Write the models that clients end with into the rows of `carry.w`."""
+        """See to it that the models that clients end with are in the rows of `carry.w`."""
 
 
 class GeneralSteps:
@@ -37,6 +41,10 @@ class GeneralSteps:
         """Begin local training."""
         begun: Carry = vmap(lambda c: client_start(*self.shared, c))(clients)
         return begun
+
+    def room_for(self, rows: Tensor, x: Rows) -> Tensor | None:
+        """Give none: rules may keep a batch."""
+        return None
 
     def end(self) -> None:
         """Nothing to do: models are there."""

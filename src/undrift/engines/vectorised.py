@@ -95,7 +95,9 @@ class Vectorised(Engine):
         self._threads: int | None = None  # of torch's own, while clients train; None: as they are
         self._crew: list[Vectorised] = []
         self._workspace = Workspace()  # of a worker
-        self._kept: Steps | None = None  # for the chunks of one round
+        self._paths: dict[
+            bool, Steps
+        ] = {}  # of one round, for chunks of several clients and of one
         if self.device.type == "cpu":
             keep_freed_memory()
 
@@ -244,9 +246,13 @@ class Vectorised(Engine):
 
         chunks = self._chunks(algo, work)
         crew = self._hire(len(chunks))
-        for worker in crew:
-            worker._kept = None  # made again in every round: a module may have got hooks since
-        yield from in_order(train, chunks, crew)
+        try:
+            yield from in_order(train, chunks, crew)
+        finally:
+            for worker in crew:
+                # made again in every round, as a module may have got hooks since; and nobody keeps
+                # what its last step has left
+                worker._paths = {}
 
     def _explain(
         self, error: Exception, algo: Algorithm, broadcast: Broadcast, clients: Client,
@@ -276,7 +282,7 @@ class Vectorised(Engine):
         while len(self._crew) < min(self.workers or 1, most):
             worker = copy.copy(self)
             worker.task = self.task.clone() if self._crew else self.task
-            worker._workspace = Workspace()
+            worker._workspace, worker._paths = Workspace(), {}
             self._crew.append(worker)
         return self._crew
 
@@ -318,9 +324,8 @@ class Vectorised(Engine):
             if live < len(carry.w):
                 finished.append(_rows(carry, slice(live, None)))
                 carry, clients = _rows(carry, slice(live)), _rows(clients, slice(live))
-            mine, x = rows[k, :live], self.federation.x
-            # (rules may keep a batch)
-            over = path.room_for(mine, x) if isinstance(path, DenseSteps) else None
+            mine = rows[k, :live]
+            over = path.room_for(mine, self.federation.x)
             batch = self._step_batch(mine, order[k, :live], over)
             carry = path.step(clients, carry, batch, self.step_number(k))
         path.end()
@@ -341,12 +346,14 @@ class Vectorised(Engine):
         on_cpu = self.device.type == "cpu"
         if not (self.in_place and on_cpu and is_plain(algo)):
             return GeneralSteps(self.task, algo, broadcast)
-        if self._kept is not None:
-            return self._kept
-        if not is_dense(self.task, self.federation.x.dim() - 1):
-            return PlainSteps(self.task, algo, broadcast, together)
-        self._kept = DenseSteps(self.task, algo, broadcast, self._workspace)
-        return self._kept
+        if together not in self._paths:
+            dense = is_dense(self.task, self.federation.x.dim() - 1)
+            self._paths[together] = (
+                DenseSteps(self.task, algo, broadcast, self._workspace)
+                if dense
+                else PlainSteps(self.task, algo, broadcast, together)
+            )
+        return self._paths[together]
 
     def _begin(
         self, algo: Algorithm, broadcast: Broadcast, clients: Client, work: Assignment

@@ -95,9 +95,7 @@ class Vectorised(Engine):
         self._threads: int | None = None  # of torch's own, while clients train; None: as they are
         self._crew: list[Vectorised] = []
         self._workspace = Workspace()  # of a worker
-        self._paths: dict[
-            bool, Steps
-        ] = {}  # of one round, for chunks of several clients and of one
+        self._paths: dict[bool, Steps] = {}  # of one round, by whether a chunk has several clients
         if self.device.type == "cpu":
             keep_freed_memory()
 

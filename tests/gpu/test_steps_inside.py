@@ -61,8 +61,9 @@ def test_inside_is_what_stored_gradients_give(precision: str, monkeypatch) -> No
     assert apart(moved[1], moved[0]) < {"float32": 1e-4, "bf16": 0.02}[precision]
 
 
-def test_crews_side_by_side_on_lanes(monkeypatch) -> None:
-    monkeypatch.setitem(stepping.ENOUGH, "cuda", 0)
+@pytest.mark.parametrize("enough", [0, float("inf")])
+def test_crews_on_lanes_side_by_side_or_in_one_pass(enough: float, monkeypatch) -> None:
+    monkeypatch.setitem(stepping.ENOUGH, "cuda", enough)
     monkeypatch.setitem(device_round.IDLE, "cuda", 0.0)
     moved = []
     for inside in (set(), {"cuda"}):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from undrift.core import linear
 from undrift.core.algorithm import Algorithm, Broadcast, Client
+from undrift.core.chain import parameter
 from undrift.core.linear import Descent, take_step
 from undrift.core.losses import LOSSES, METRICS, cross_entropy
 from undrift.core.task import Batch, Task, per_example
@@ -29,6 +30,7 @@ ELEMENTWISE = (
     nn.Identity,
 )
 
+ALIGNED = 16  # rows of parameters begin at multiples of so many numbers: products read them faster
 FEW_CLASSES = 16  # with fewer, torch's softmax goes through them one by one
 
 
@@ -180,31 +182,13 @@ class DenseSteps(PlainSteps):
         self._made_for: Any = None
         self._prepared: list[Any] = []
         self._first = 0  # that moves
-        self._rates: dict[float, float] = {}  # by step
-        self._rows: Tensor  # of a chunk, one for each client
-        self._held: dict[str, Tensor] = {}  # what moves: parameters [C, ...], each by itself
 
     def start(self, clients: Client) -> Carry:
-        """Give every client its own parameters, in memory that another chunk had before.
-
-        Layer by layer: products of a cohort are one call where its weights have no gaps.
-        """
+        """Give every client its own row of parameters, in memory that another chunk had before."""
         carry = self.begun(clients)
-        parts = self._parts(self.broadcast.w.detach()[None])
-        self._held = {
-            name: self._workspace.room(("held", name), (len(carry.w), *part.shape[1:]), part).copy_(
-                part
-            )
-            for name, part in parts.items()
-        }
-        self._rows = self._workspace.room("w", carry.w.shape, carry.w)
-        self._made_for = None
-        return carry._replace(w=self._rows)
-
-    def end(self) -> None:
-        """Write the models that clients end with into their rows."""
-        for name, part in self._parts(self._rows).items():
-            part.copy_(self._held[name])
+        count, size = carry.w.shape
+        room = self._workspace.room("w", (count, -(-size // ALIGNED) * ALIGNED), carry.w)
+        return carry._replace(w=room[:, :size].copy_(carry.w))
 
     def room_for(self, rows: Tensor, x: Rows) -> Tensor | None:
         """Give memory for a batch of these rows, which the next one has again."""
@@ -213,10 +197,10 @@ class DenseSteps(PlainSteps):
         return self._workspace.room("x", (*rows.shape, *x.shape[1:]), x)
 
     def step(self, clients: Client, carry: Carry, batch: Batch, k: Tensor) -> Carry:
-        """Take one local step of what `start` has laid out; rows of `carry.w` wait for `end`."""
-        lr = self._rate(k)
+        """Take one local step; the rows of `carry.w` move."""
+        lr = float(self.algo.local.lr_at(self.broadcast.round, k))
         how = Descent(lr, 1 - lr * self.algo.local.weight_decay)
-        self._prepare(batch.x)
+        self._prepare(carry.w, batch.x)
         y = batch.x
         for layer in self._prepared:
             y = layer.forward(y)
@@ -251,22 +235,15 @@ class DenseSteps(PlainSteps):
             (g,) = torch.autograd.grad(loss.sum(), value)
         return loss.detach(), g
 
-    def _rate(self, k: Tensor) -> float:
-        """Tell the learning rate of a step; all chunks of a round ask for it."""
-        at = float(k)
-        if at not in self._rates:
-            self._rates[at] = float(self.algo.local.lr_at(self.broadcast.round, k))
-        return self._rates[at]
-
-    def _prepare(self, x: Tensor) -> None:
-        """Make the layers for batches of this shape, unless they are those of the last step."""
-        if x.shape == self._made_for:
+    def _prepare(self, w: Tensor, x: Tensor) -> None:
+        """Make the layers for these weights and batches, unless they are those of the last step."""
+        wanted = (w.data_ptr(), w.shape, x.shape)
+        if wanted == self._made_for:
             return
-        parts = {name: held[: len(x)] for name, held in self._held.items()}
-        made, shape = list[Any](), x.shape
+        parts, made, shape = self._parts(w.detach()), list[Any](), x.shape
         for number, (name, layer) in enumerate(_layers(self.task.module)):
             if isinstance(layer, nn.Linear):
-                own = [parts.get(f"{name}.{key}" if name else key) for key in ("weight", "bias")]
+                own = [parts.get(parameter(name, key)) for key in ("weight", "bias")]
                 assert own[0] is not None, "every linear layer has weights"
                 room = partial(self._room, number, own[0])
                 behind = any(isinstance(one, _Linear) for one in made)
@@ -281,7 +258,7 @@ class DenseSteps(PlainSteps):
                 made.append(_Other(layer))
         # nobody wants the gradient by what goes into the first layer that moves
         self._first = next((i for i, one in enumerate(made) if isinstance(one, _Linear)), len(made))
-        self._prepared, self._made_for = made, x.shape
+        self._prepared, self._made_for = made, wanted
 
     def _room(self, number: int, like: Tensor, name: str, shape: Sequence[int]) -> Tensor:
         return self._workspace.room((name, number), shape, like)

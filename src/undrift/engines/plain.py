@@ -114,9 +114,6 @@ class PlainSteps:
         """Give none: what a layer keeps of a batch is its own affair."""
         return None
 
-    def end(self) -> None:
-        """Nothing to do: models are there."""
-
     def begun(self, clients: Client) -> Carry:
         """Bring everybody to the received model, which all still share."""
         # no rule takes part in it: but for states, everybody begins alike

@@ -25,10 +25,7 @@ class Steps(Protocol):
         """Give memory for the examples of a step, if they may lie where earlier ones did."""
 
     def step(self, clients: Client, carry: Carry, batch: Batch, k: Tensor) -> Carry:
-        """Take one local step; its models need not be in the rows of `carry.w` yet."""
-
-    def end(self) -> None:
-        """See to it that the models that clients end with are in the rows of `carry.w`."""
+        """Take one local step."""
 
 
 class GeneralSteps:
@@ -45,9 +42,6 @@ class GeneralSteps:
     def room_for(self, rows: Tensor, x: Rows) -> Tensor | None:
         """Give none: rules may keep a batch."""
         return None
-
-    def end(self) -> None:
-        """Nothing to do: models are there."""
 
     def step(self, clients: Client, carry: Carry, batch: Batch, k: Tensor) -> Carry:
         """Take one local step."""

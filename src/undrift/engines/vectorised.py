@@ -326,7 +326,6 @@ class Vectorised(Engine):
             over = path.room_for(mine, self.federation.x)
             batch = self._step_batch(mine, order[k, :live], over)
             carry = path.step(clients, carry, batch, self.step_number(k))
-        path.end()
         return join(carry, *reversed(finished))
 
     def _step_batch(self, rows: Tensor, positions: Tensor, over: Tensor | None) -> Batch:

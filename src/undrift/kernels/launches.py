@@ -10,7 +10,7 @@ from undrift.kernels import interpreted
 from undrift.kernels.interpreter import mend
 from undrift.kernels.problem import Problem, Thin, power
 from undrift.kernels.programs import convolution, layout, thin
-from undrift.kernels.settling import ChainStep, Rates
+from undrift.kernels.settling import One
 from undrift.kernels.settling import arguments as of_step
 from undrift.kernels.tuner import Configuration, Launch
 
@@ -120,7 +120,7 @@ def pack_weights(p: Problem, w: Tensor, packed: Tensor, mirror: bool) -> Launch:
 
 def sum_parts(
     p: Problem, split: int, parts: Tensor, bias_parts: Tensor | None, w: Tensor, b: Tensor | None,
-    step: Rates | ChainStep | None = None,
+    step: One = None,
 ) -> Launch:  # fmt: skip
     """Add partial sums up into w and b, in torch's layout; or these take a step instead.
 
@@ -204,7 +204,7 @@ def thin_parts(p: Problem, form: Thin, config: Configuration) -> tuple[int, ...]
 
 def sum_pairs(
     p: Problem, form: Thin, config: Configuration, parts: Tensor, w: Tensor, b: Tensor | None,
-    step: Rates | ChainStep | None = None,
+    step: One = None,
 ) -> Launch:  # fmt: skip
     """Add partial sums of pairs up into w and b; or these take a step instead.
 

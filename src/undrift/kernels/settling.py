@@ -36,7 +36,8 @@ class Mixed(NamedTuple):
     sections: Sequence[tuple[slice, ChainStep]]
 
 
-Step = Rates | ChainStep | Mixed | None  # None: gradients are stored
+One = Rates | ChainStep | None  # None: gradients are stored
+Step = One | Mixed
 
 
 def sections(step: Step) -> Sequence[tuple[slice, Any]]:
@@ -49,9 +50,7 @@ def fits(carried: int, shared: int, own: int) -> bool:
     return carried <= MOST_CARRIED and shared <= MOST_SHARED and own <= MOST_OWN
 
 
-def arguments(
-    step: Rates | ChainStep | None, w: Tensor
-) -> tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]:
+def arguments(step: One, w: Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]:
     """Give the arguments that name memory, those that are numbers, and the constants."""
     if not isinstance(step, ChainStep):
         lr, keep = step or (0.0, 1.0)
@@ -74,7 +73,7 @@ def arguments(
     return (step.scale, 1.0, *vectors, step.table, step.live), numbers, flags
 
 
-def take(step: Rates | ChainStep, w: Tensor, gradient: Tensor) -> None:
+def take(step: One, w: Tensor, gradient: Tensor) -> None:
     """Move w [C, n], whose clients may lie apart, by its gradient [C, n]."""
     from undrift.kernels.interpreter import mend
     from undrift.kernels.programs import step as programs

@@ -224,7 +224,7 @@ def peers() -> str:
         return ""
     return f"""## Other simulators on a CPU
 
-{"".join(map(peers_run, runs))}CPU seconds of all threads and processes together, with one torch thread, medians of {runs[0]["repeats"]} turns in
+{"".join(map(peers_run, runs))}CPU seconds of all threads and processes together, with one torch thread, medians of the turns of
 one run, each in an environment of its own. Checked: {runs[0]["checked_by"]}.
 """
 

@@ -30,7 +30,7 @@ def an_ending(device: torch.device, experiments: int = 2, count: int = 3) -> End
     taken[0, 1] = False
     return Ending(
         some(len(NEEDS), 1, *each, 5)[:, 0].contiguous(), NEEDS, (True, False),
-        some(experiments, 2, *weights), torch.ones(2, dtype=torch.bool, device=device),
+        [some(experiments, *weights) for _ in range(2)], torch.ones(2, dtype=torch.bool, device=device),
         [some(*each, *weights) for _ in range(2)],
         taken,
         [some(*each, *weights) for _ in range(2)], [some(*each, *weights) for _ in range(2)],
@@ -51,7 +51,7 @@ def copied(e: Ending, kind: torch.dtype) -> Ending:
         return [v.to(kind).clone() for v in vectors]
 
     return e._replace(
-        table=e.table.to(kind), shared=e.shared.to(kind), own=twin(e.own), states=twin(e.states),
+        table=e.table.to(kind), shared=twin(e.shared), own=twin(e.own), states=twin(e.states),
         before=twin(e.before), sums=[v.clone() for v in e.sums],
     )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -187,6 +187,28 @@ class Histories:
             yield
         finally:
             self._moves.taken = None
+
+    @contextmanager
+    def once_remembered(self, call: Callable[[], None]) -> Iterator[None]:
+        """Make a call when all layers have remembered the step that is taken inside.
+
+        What other layers still do while going back needs nothing of it.
+        """
+        layers = 0
+
+        def told() -> None:
+            nonlocal layers
+            layers += 1
+            if layers == sum(bool(layer.used) for layer in self.layers.values()):
+                call()
+
+        self._moves.told = told
+        try:
+            yield
+        finally:
+            self._moves.told = None
+        if not layers:
+            call()
 
     def turn_to(self, slots: Tensor) -> Histories:
         """Let all layers remember in these slots."""

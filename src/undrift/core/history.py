@@ -28,7 +28,7 @@ Letters: S experiments, C clients of each, K steps, B rows of a batch, n = S * m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -99,6 +99,7 @@ class Moves:
     slots: Tensor  # [n], among S * C * (K + 1)
     weights: Tensor | None = None  # [S, C, shared + own], of the vectors; None: of W0 alone, 1
     taken: int | None = None  # most steps that anybody has taken, where that is known: 0 is at W0
+    told: Callable[[], None] | None = None  # is called by a layer that has remembered a step
 
 
 class History:
@@ -201,6 +202,8 @@ class History:
                 self._add_inputs(back[part], weighted, held.x, self.moves.scale)
         _write(self.x, x, self.moves.slots)  # last: the weights above are those before the step
         _write(self.g, g, self.moves.slots)
+        if self.moves.told is not None:
+            self.moves.told()
         return back
 
     def finish(

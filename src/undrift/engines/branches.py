@@ -31,3 +31,32 @@ def side_by_side(calls: Sequence[Callable[[], None]], device: torch.device) -> N
             call()
     for stream, _ in zip(others, calls, strict=False):
         here.wait_stream(stream)
+
+
+class Aside:
+    """Work beside what comes next, on one stream of its own: in the order in which it is given."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)
+
+    def run(self, call: Callable[[], None], *, follows: bool = True) -> Callable[[], None]:
+        """Make a call; what it gives has to be called before anything reads what the call writes.
+
+        Unless it `follows` what was asked for here before, it needs only what was given to this
+        stream before.  Nothing that it reads may be freed meanwhile.
+        """
+        if self._stream is None:
+            call()
+            return nothing
+        if follows:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            call()
+            done = self._stream.record_event()
+        return lambda: torch.cuda.current_stream(self._device).wait_event(done)
+
+
+def nothing() -> None:
+    """Leave it at that."""

@@ -26,9 +26,10 @@ from undrift.core.history import Extent
 from undrift.core.round import shares_gradient
 from undrift.core.rule import ClientInfo
 from undrift.core.task import Batch, Task
-from undrift.core.tree import EMPTY, Tree, structure, tree_map
+from undrift.core.tree import EMPTY, Tree, leaves, structure, tree_map
 from undrift.core.views import Carry
 from undrift.data.work import Work
+from undrift.engines.branches import Aside, nothing
 from undrift.engines.deciding import Deciding
 from undrift.engines.drawing import Drawing
 from undrift.engines.engine import Engine, Outcome, Trained
@@ -37,7 +38,7 @@ from undrift.engines.fused import Fused
 from undrift.engines.graphs import Buffers, Piece, copied, graph_pool, write_over
 from undrift.engines.group import Group, Servers, client_structure, split
 from undrift.engines.lanes import IDLE, Lanes, cohorts, lanes_for
-from undrift.engines.linear_end import LinearEnd
+from undrift.engines.linear_end import LinearEnd, Opened
 from undrift.engines.loading import STEPS, Loading
 from undrift.engines.looks import Looks
 from undrift.engines.seating import Seating
@@ -100,6 +101,9 @@ class DeviceRound:
         self.end: LinearEnd | None = None  # of layers that remember: without writing their weights
         self._written = True  # whether the models that clients ended with are
         self._under_way = False  # whether a round has begun and not ended
+        self._aside = Aside(self.device)
+        self._narrowed: Callable[[], None] = nothing  # waits for vectors of clients
+        self._opened: Opened | None = None  # an end that has been begun in the last step
         self.pool = graph_pool(self.device)
         self._pieces: dict[Any, Piece] = {}
         self._held: dict[Any, dict[str, Tree]] = {}  # by piece
@@ -144,7 +148,7 @@ class DeviceRound:
         """Train the cohorts of all experiments for one round."""
         if self._under_way and self.histories is not None:
             self.histories.spoiled.fill_(True)  # the last round ended nobody knows where
-        self._under_way = True
+        self._under_way, self._narrowed, self._opened = True, nothing, None
         if self.loading.rows is None:
             self.loading.rows = self._find_rows(turns)
         self.loading.load(turns)
@@ -183,8 +187,12 @@ class DeviceRound:
 
     def _whole_round(self) -> None:
         self._open_and_begin()
-        self._all_steps()
+        self._all_steps(ends=True)
         self._finish()
+
+    def _begin_alone(self) -> None:
+        self._open_and_begin()
+        self._wait_for_vectors()
 
     def _open_round(self, turns: Sequence[Turn]) -> None:
         if self.looks.lanes:
@@ -192,14 +200,14 @@ class DeviceRound:
             self._look("probe", turns)
             self._piece("begin", self._begin)
         else:
-            self._piece("begin", self._open_and_begin)
+            self._piece("begin", self._begin_alone)
 
     def _open_and_begin(self) -> None:
-        if self.loading.rows is not None:
-            self.loading.rows.fetch()
         if self._begins_at_once():
             self._begin_at_once()
             return
+        if self.loading.rows is not None:
+            self.loading.rows.fetch()
         self._open()
         self._begin()
 
@@ -247,12 +255,35 @@ class DeviceRound:
         room = self.shape.room
         return self.lanes is None and room.epochs > 0 and room.steps <= MOST_STEPS
 
-    def _all_steps(self) -> None:
-        """Take as many steps as there may be, from the first one on."""
-        histories = self.histories
-        for k in range(self.shape.room.steps):
+    def _all_steps(self, *, ends: bool = False) -> None:
+        """Take as many steps as there may be, from the first one on.
+
+        Where the round `ends` with them, what layers remember is closed in the last one.
+        """
+        histories, last = self.histories, self.shape.room.steps - 1
+        for k in range(last + 1):
+            then = self._open_end if ends and k == last and self._may_end_early() else nothing
             with nullcontext() if histories is None else histories.after(k):
-                self._step(*self.reading.at(k))
+                self._step(*self.reading.at(k), then)
+            self._wait_for_vectors()  # the first step is taken at the received model
+
+    def _wait_for_vectors(self) -> None:
+        self._narrowed()
+        self._narrowed = nothing
+
+    def _may_end_early(self) -> bool:
+        """Whether numbers of clients are known before the last step has gone all the way back."""
+        kept = leaves(self.buffers["carry 0"].buffers)  # of modules: plain steps write them last
+        by_numbers = bool(self.stepping.chains) or not any(v.numel() for v in kept)
+        return self.end is not None and by_numbers
+
+    def _open_end(self) -> None:
+        assert self.end is not None and self.histories is not None, "asked for before"
+        sent, clients, held, before = (
+            self.buffers[f"{name} 0"] for name in ("broadcast", "clients", "carry", "state")
+        )
+        rows = self.loading.rows
+        self._opened = self.end.open(self.histories, sent, clients, held, before, rows)
 
     def _steps(self, count: int) -> None:
         for _ in range(count):
@@ -363,19 +394,27 @@ class DeviceRound:
         return alone and done_before and not hooks
 
     def _begin_at_once(self) -> None:
+        histories, server = self.histories, self._seen_servers(0)
+        ready = self._aside.run(partial(self._set_out, server))
+        self.drawing.draw([(server.round, self.buffers["numbers"][:, 0])])
+        ready()
+        own = self._vectors()[1]
+        if histories is not None and own:
+            self._narrowed = self._aside.run(partial(histories.take_in, own), follows=False)
+
+    def _set_out(self, server: Server) -> None:
+        """Bring everybody to where they begin."""
         buffers, histories = self.buffers, self.histories
+        if self.loading.rows is not None:
+            self.loading.rows.fetch()
         held = [buffers[name] for name in ("broadcast 0", "known 0", "k", "carry 0")]
         held[-1] = self.seating.but_vectors(held[-1])
         fresh = EMPTY if histories is None else histories.fresh
-        told = (self._seen_servers(0), buffers["info"], buffers["numbers"])
-        self._at_once(*told, held, fresh)
-        broadcast = buffers["broadcast 0"]
-        self.drawing.draw([(broadcast.round, broadcast.seed)])
+        self._at_once(server, buffers["info"], buffers["numbers"], held, fresh)
         if histories is not None:
-            started = self.groups[0].start(broadcast, buffers["clients 0"])
+            started = self.groups[0].start(buffers["broadcast 0"], buffers["clients 0"])
             self.seating.put_vectors(started)
             histories.clear()
-            histories.take_in(self._vectors()[1])
 
     def _begun(
         self, server: Server, info: ClientInfo, numbers: Tensor, held: Tree, fresh: Any
@@ -426,10 +465,12 @@ class DeviceRound:
         made: Server = tree_map(lambda *v: torch.cat(v), *seen) if len(seen) > 1 else seen[0]
         return made
 
-    def _step(self, batch: Batch, keys: Tensor, number: Tensor) -> None:
+    def _step(
+        self, batch: Batch, keys: Tensor, number: Tensor, then: Callable[[], None] = nothing
+    ) -> None:
         """Let everybody take one step who still does."""
         models, seats = self.buffers["models"], self.seating.seats()
-        self.stepping.take(self.groups, seats, models, batch, keys, number)
+        self.stepping.take(self.groups, seats, models, batch, keys, number, then)
 
     def _write_models(self) -> None:
         """Write the models that clients ended with, where layers only remember their steps."""
@@ -453,8 +494,11 @@ class DeviceRound:
             ended = (broadcast, clients._replace(review=review), carry)
             before = self.buffers[f"state {g}"]
             if self.end is not None and self.histories is not None:
-                placed = self.loading.rows
-                states, report, rows = self.end.take(self.histories, *ended, before, placed)
+                if self._opened is None:
+                    self._open_end()
+                assert self._opened is not None
+                opened, self._opened, placed = self._opened, None, self.loading.rows
+                states, report, rows = self.end.take(opened, self.histories, carry)
                 if placed is not None:
                     placed.put(states)
                     states = EMPTY

@@ -20,6 +20,7 @@ from torch.func import vmap
 
 from undrift.core.algorithm import Broadcast, Client, Report, Row
 from undrift.core.histories import Histories
+from undrift.core.history import LayerEnd
 from undrift.core.tree import Tree, leaves, rebuild, structure
 from undrift.core.views import Carry
 from undrift.engines.engine import by_client
@@ -61,6 +62,17 @@ class Columns(NamedTuple):
             state.copy_(torch.where(accepted[..., None], value, old))
         for total, value in zip(self.sums, values[len(self.states) :], strict=True):
             total.copy_(_summed(value, accepted))
+
+
+class Opened(NamedTuple):
+    """An end that layers which remember have come to."""
+
+    given: list[Tensor]  # what the recording reads, with short vectors
+    plain: Tensor  # of what values are made where weights have moved
+    kept: list[Tensor]  # states before the round
+    ending: Ending
+    layers: list[LayerEnd]
+    added: list[Tensor]  # by layer: sums over each client's weights
 
 
 class LinearEnd:
@@ -118,11 +130,11 @@ class LinearEnd:
         own = sum(place < states for place in places)
         return Size(len(self._shared), len(self._own), own, len(places) - own)
 
-    def take(
+    def open(
         self, histories: Histories, sent: Broadcast, clients: Client, held: Carry, before: Tree,
         rows: StateRows | None = None,
-    ) -> tuple[tuple[Tree, ...], Report, Row]:  # fmt: skip
-        """Close a round: next states, sums over clients and what is not summed.
+    ) -> Opened:  # fmt: skip
+        """Close a round for layers that remember; other layers may still move in their last step.
 
         Who is refused keeps the state from `before` the round.  Where `rows` are given, layers
         that remember read and write states there.
@@ -141,27 +153,36 @@ class LinearEnd:
             torch.empty(room, dtype=torch.float64, device=held.w.device)
             for _ in range(self.size.sums)
         ]
-        together = torch.stack(shared, 1) if len(shared) > 1 else shared[0][:, None]
         ending = Ending(
-            table, self._remembered, self._recording.squares, together, used, own,
+            table, self._remembered, self._recording.squares, shared, used, own,
             clients.steps > 0, states, olds, sums,
             placed=None if rows is None else _placed(rows, own, olds),
         )  # fmt: skip
         layers = [layer.end() for layer in histories.layers.values() if layer.used]
-        added = [layer.close(ending) for layer in layers]
+        return Opened(given, plain, kept, ending, layers, [layer.close(ending) for layer in layers])
+
+    def take(
+        self, opened: Opened, histories: Histories, held: Carry
+    ) -> tuple[tuple[Tree, ...], Report, Row]:
+        """Close all else: gives next states, sums over clients and what is not summed."""
+        given, plain, kept, ending, layers, added = opened
         columns = [
             Columns(
-                [held.w[..., c], *(v[:, None, c] for v in shared), *(v[..., c] for v in own)],
-                *([v[..., c] for v in vectors] for vectors in (states, olds, sums)),
+                [
+                    held.w[..., c],
+                    *(v[:, None, c] for v in ending.shared),
+                    *(v[..., c] for v in ending.own),
+                ],
+                *([v[..., c] for v in of] for of in (ending.states, ending.before, ending.sums)),
             )
-            for c in histories.rest(room[1])
+            for c in histories.rest(held.w.shape[-1])
         ]
         asked = (ending.taken, histories.spoiled)
         small, accepted = self._close(given, plain, added, columns, kept, *asked)
         found = ending._replace(taken=accepted, again=histories.spoiled)
         for layer in layers:
             layer.close(found)  # seldom: if somebody's numbers are not finite
-        return self._put_together(small, [*states, *sums])
+        return self._put_together(small, [*ending.states, *ending.sums])
 
     def _numbered(self, given: Sequence[Tensor], terms: Tensor | None) -> tuple[Tensor, ...]:
         """Say of what values are made: where layers remember, and where weights have moved.

@@ -8,7 +8,8 @@ Every tree has two leading axes [A, B]: A experiments with their B clients, or A
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ from undrift.core.round import Found, shares_gradient, task_gradient
 from undrift.core.task import Batch, Buffers, Task
 from undrift.core.tree import tree_map
 from undrift.core.views import Carry
-from undrift.engines.branches import side_by_side
+from undrift.engines.branches import Aside, nothing, side_by_side
 from undrift.engines.fused import Fused
 from undrift.engines.group import Group, split
 from undrift.engines.head import Head, Said
@@ -69,23 +70,25 @@ class Stepping:
         self.device, self._heads, self._paces = device, dict[int, Head](), dict[int, Fused]()
         # of groups whose rules are linear: layers take their steps while going back
         self.chains: dict[int, LinearChain] = {}
+        self._aside = Aside(device)
 
     def take(
         self, groups: Sequence[Group], seats: Sequence[Seat], models: tuple[Tensor, Buffers],
-        batch: Batch, keys: Tensor, k: Tensor,
+        batch: Batch, keys: Tensor, k: Tensor, then: Callable[[], None] = nothing,
     ) -> None:  # fmt: skip
         """Take one step; k [A] is its number, and nobody moves who takes no such step.
 
-        `models` are those of all seats, side by side.
+        `models` are those of all seats, side by side.  Where layers remember, `then` is called when
+        they have, beside what others still do while going back.
         """
         if self.in_place and not self.chains:
-            self._take_in_place(groups[0].algo, seats[0], batch, keys, k)
+            self._take_in_place(groups[0].algo, seats[0], batch, keys, k, then)
             return
         if self.task.augment is not None:
             batch = vmap(vmap(self.task.augmented))(batch, keys)
         crews = list(map(Crew, range(len(groups)), groups, seats, split([g.size for g in groups])))
         parts = [crews[own] for own in split(self.branches(groups, batch))]
-        whole = (models, batch, keys, k)
+        whole = (models, batch, keys, k, then)
         side_by_side([partial(self._some, part, *whole) for part in parts], self.device)
 
     def branches(self, groups: Sequence[Group], batch: Batch) -> list[int]:
@@ -96,12 +99,14 @@ class Stepping:
 
     def _some(
         self, crews: Sequence[Crew], models: tuple[Tensor, Buffers], batch: Batch, keys: Tensor,
-        k: Tensor,
+        k: Tensor, then: Callable[[], None],
     ) -> None:  # fmt: skip
         """Take the step of some crews; neighbours go forward and back together."""
         for linear, some in groupby(crews, lambda crew: crew.number in self.chains):
-            take = self._take_by_numbers if linear else self._take_line_by_line
-            take(list(some), models, batch, keys, k)
+            if linear:
+                self._take_by_numbers(list(some), models, batch, keys, k, then)
+            else:
+                self._take_line_by_line(list(some), models, batch, keys, k)
 
     def _take_line_by_line(
         self, crews: Sequence[Crew], models: tuple[Tensor, Buffers], batch: Batch, keys: Tensor,
@@ -149,7 +154,7 @@ class Stepping:
 
     def _take_by_numbers(
         self, crews: Sequence[Crew], models: tuple[Tensor, Buffers], batch: Batch, keys: Tensor,
-        k: Tensor,
+        k: Tensor, then: Callable[[], None],
     ) -> None:  # fmt: skip
         """Let layers take the steps of chains while going back, or remember them; move the rest."""
         chains = [self.chains[crew.number] for crew in crews]
@@ -169,24 +174,42 @@ class Stepping:
             for way, (moved, live) in zip(ways, told if fit else (), strict=True):
                 way.tell(moved.flatten(1, 2), live.flatten())
 
+        def remembered() -> None:
+            for chain, step, (moved, _) in zip(chains, steps, told, strict=True):
+                chain.renew(moved, step)
+            then()
+
         descent = Descent(histories=self.histories, steps=fit, chain=_as_one(ways))
         w, buffers, seen, seeds = _theirs(crews, (*models, batch, keys))
-        together = self._found(w, buffers, seen, seeds, descent, between)
-        for chain, step, own, (moved, live) in zip(chains, steps, parts, told, strict=True):
-            found = tree_map(lambda v, own=own: v[own], together)
-            chain.apply(moved, live, step._replace(found=found))
-            chain.renew(moved, step)
+        with self._beside(remembered):
+            together = self._found(w, buffers, seen, seeds, descent, between)
+            for chain, step, own, (moved, live) in zip(chains, steps, parts, told, strict=True):
+                found = tree_map(lambda v, own=own: v[own], together)
+                chain.apply(moved, live, step._replace(found=found))
+
+    @contextmanager
+    def _beside(self, call: Callable[[], None]) -> Iterator[None]:
+        """Make a call once layers have remembered the step inside, beside the rest of it."""
+        if self.histories is None or call is nothing:
+            yield
+            return
+        waits: list[Callable[[], None]] = []
+        with self.histories.once_remembered(lambda: waits.append(self._aside.run(call))):
+            yield
+        for wait in waits:
+            wait()
 
     def _prepared(self, crew: Crew, batch: Batch, keys: Tensor, k: Tensor) -> Step:
         """Give a crew's step before anybody has gone forward."""
         seat = crew.seat
         mine: Any = tree_map(lambda v: v[crew.own], (batch, keys, k))
-        nothing = Found(seat.carry.w, {}, seat.carry.loss, {}, seat.carry.buffers)
-        return Step(*seat, *mine, nothing)  # type: ignore[call-arg]
+        found = Found(seat.carry.w, {}, seat.carry.loss, {}, seat.carry.buffers)
+        return Step(*seat, *mine, found)  # type: ignore[call-arg]
 
     def _take_in_place(
-        self, algo: Algorithm, seat: Seat, batch: Batch, keys: Tensor, k: Tensor
-    ) -> None:
+        self, algo: Algorithm, seat: Seat, batch: Batch, keys: Tensor, k: Tensor,
+        then: Callable[[], None],
+    ) -> None:  # fmt: skip
         """Move the models themselves, everybody in one axis."""
         # one axis for all: a view, for models lie side by side
         carry, batch, keys = tree_map(lambda v: v.flatten(0, 1), (seat.carry, batch, keys))
@@ -198,7 +221,8 @@ class Stepping:
             self.histories.turn_to(slots)
         head = self._head(count)
         steps = PlainSteps(self.task, algo, seat.broadcast, together=True, head=head)
-        steps.step_in_place(carry, batch, keys, lr, live, self.histories)
+        with self._beside(then):
+            steps.step_in_place(carry, batch, keys, lr, live, self.histories)
 
     def _pace(self, algo: Algorithm, count: int) -> Fused:
         """Give the call that tells who of so many clients steps, and how far."""

@@ -51,7 +51,7 @@ def close(p: LinearProblem, g: Tensor, x: Tensor, e: Ending, scale: float) -> Te
 def _close(p: LinearProblem, g: Tensor, x: Tensor, e: Ending, scale: float, at: int) -> Tensor:
     """Do so with two of the sums, from number `at` on."""
     q = as_tuned(p)
-    counts = (e.shared.shape[1], len(e.own), len(e.squares), len(e.states), len(_sums(e, at)))
+    counts = (len(e.shared), len(e.own), len(e.squares), len(e.states), len(_sums(e, at)))
     name = f"the end of clients {' '.join(map(str, counts))}"
     config = configuration(name, q, g.device, _candidates(), lambda: _trial(q, g.device, e, at))
     launches, added = _launches(p, config, g, x, e, scale, at)
@@ -68,18 +68,19 @@ def _launches(
     grid = (-(-p.inputs // config["BI"]), experiments * pieces, -(-p.outputs // config["BO"]))
     rows = grid[0] * grid[2] * config["BO"]
     added = torch.empty((len(e.squares), *e.taken.shape, rows), device=g.device)
-    vectors = [v for w in _theirs(e) for v in _two(w, g)]
+    vectors = [v for w in _theirs(e) for v in _filled(w, g)]
+    common = _filled(e.shared, g, MOST_SHARED)
     wanted = totals = _sums(e, at)
     piece = 0
     if pieces > 1:
         room = (len(wanted), experiments, pieces, p.outputs, p.inputs)
         totals = list(torch.empty(room, dtype=torch.float64, device=g.device))
         piece = p.outputs * p.inputs
-    both, again = _two(totals, g), g if e.again is None else e.again
+    both, again = _filled(totals, g), g if e.again is None else e.again
     arguments = (
-        g, x, e.shared, e.used, *vectors[:2], e.table.contiguous(), e.taken.contiguous(),
+        g, x, *common, e.used, *vectors[:2], e.table.contiguous(), e.taken.contiguous(),
         *vectors[2:], *both, added, again, scale, p.rows, each, g.stride(0), x.stride(0),
-        *e.shared.stride()[:2], *(v.stride(0) for v in (*vectors, *both)), piece,
+        *(v.stride(0) for v in (*common, *vectors, *both)), piece,
     )  # fmt: skip
     values = len(e.squares) + len(e.states)
     first = len(e.needs) - len(e.sums) + at
@@ -117,7 +118,7 @@ def _adding(parts: Tensor, total: Tensor, again: Tensor | None) -> Launch:
 def _constants(p: LinearProblem, e: Ending, config: Configuration) -> dict[str, Any]:
     rows = min(power(p.rows), 64)
     return dict(
-        IN=p.inputs, OUT=p.outputs, SHARED=e.shared.shape[1], OWN=len(e.own), ONE=p.rows <= rows,
+        IN=p.inputs, OUT=p.outputs, SHARED=len(e.shared), OWN=len(e.own), ONE=p.rows <= rows,
         BS=rows, PLACED=e.placed is not None, ALIGNED=e.placed is not None and e.placed.aligned,
         COLUMN=0 if e.placed is None else e.placed.column, **config,
     )  # fmt: skip
@@ -132,9 +133,9 @@ def _mask(needs: Sequence[int]) -> int:
     return sum(1 << t for t in needs)
 
 
-def _two(vectors: Sequence[Tensor], none: Tensor) -> list[Tensor]:
-    """Give two tensors to a kernel that looks at as many as there are."""
-    return [*vectors, none, none][:MOST]
+def _filled(vectors: Sequence[Tensor], none: Tensor, most: int = MOST) -> list[Tensor]:
+    """Give so many tensors to a kernel that looks at as many as there are."""
+    return [*vectors, *[none] * most][:most]
 
 
 # ---------------------------------------------------------------------------------------- trials
@@ -159,8 +160,8 @@ def _random(p: LinearProblem, device: torch.device, like: Ending) -> tuple[Tenso
     states = [torch.empty((1, count, *weights), device=device) for _ in like.states]
     ending = like._replace(
         table=some(len(like.needs), 1, count, like.table.shape[-1]),
-        shared=some(1, like.shared.shape[1], *weights),
-        used=torch.ones(like.shared.shape[1], dtype=torch.bool, device=device),
+        shared=[some(1, *weights) for _ in like.shared],
+        used=torch.ones(len(like.shared), dtype=torch.bool, device=device),
         own=[some(1, count, *weights) for _ in like.own],
         taken=torch.ones((1, count), dtype=torch.bool, device=device),
         states=states, before=states,
@@ -179,7 +180,7 @@ def _one(g: Tensor, x: Tensor, e: Ending, c: int) -> tuple[Ending, Tensor]:
     moved = 0.5 * (g[c].double().T @ x[c].double())[None, None]
     return e._replace(
         table=e.table[:, :, c : c + 1].double(), taken=e.taken[:, :1],
-        shared=e.shared.double(), own=[v[:, c : c + 1].double() for v in e.own],
+        shared=[v.double() for v in e.shared], own=[v[:, c : c + 1].double() for v in e.own],
         states=[torch.empty_like(moved) for _ in e.states], before=[moved for _ in e.states],
         sums=[torch.empty_like(v) for v in e.sums],
     ), moved  # fmt: skip

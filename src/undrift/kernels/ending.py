@@ -51,7 +51,7 @@ class Ending(NamedTuple):
     table: Tensor  # [J, E, C, 1 + shared + own]
     needs: tuple[tuple[int, ...], ...]  # which of these value j reads: others are not looked at
     squares: tuple[bool, ...]  # of the first values: whether their squares are added up
-    shared: Tensor  # [E, shared, P]
+    shared: Sequence[Tensor]  # [E, P] each
     used: Tensor  # [shared]: whether any of the values that `close` gives has a part of it
     own: Sequence[Tensor]  # [E, C, P] each
     taken: Tensor  # [E, C]: whose values count
@@ -63,11 +63,11 @@ class Ending(NamedTuple):
 
     def of(self, view: Callable[[Tensor], Tensor], column: int = 0) -> Ending:
         """Look at one layer of every vector, which begins at a column."""
-        own, states, before, sums = (
+        shared, own, states, before, sums = (
             [view(v) for v in vectors]
-            for vectors in (self.own, self.states, self.before, self.sums)
+            for vectors in (self.shared, self.own, self.states, self.before, self.sums)
         )
-        shared, placed = view(self.shared), self.placed
+        placed = self.placed
         if placed is not None:
             placed = placed._replace(column=column)
         return self._replace(
@@ -96,7 +96,7 @@ class Ending(NamedTuple):
         to.copy_(value if self.again is None else torch.where(self.again, value, to))
 
     def _values(self, moved: Tensor) -> list[Tensor]:
-        read = [moved, *(v[:, None] for v in self.shared.unbind(1)), *self.own]
+        read = [moved, *(v[:, None] for v in self.shared), *self.own]
         pairs = zip(self.table, self.needs, strict=True)
         return [combination(row, needs, read) for row, needs in pairs]
 

@@ -57,10 +57,10 @@ def vector_at(
 
 @triton.jit(do_not_specialize=["ROWS", "EACH"])
 def close_clients(
-    g, x, shared, used, own, own_more, table, taken, state, state_more, before, before_more, total,
-    total_more, parts, again, scale, ROWS, EACH, g_client, x_client, shared_one, shared_next,
-    own_client, own_more_client, state_client, state_more_client, before_client,
-    before_more_client, total_one, total_more_one, total_piece,
+    g, x, shared, shared_1, shared_2, used, own, own_more, table, taken, state, state_more, before,
+    before_more, total, total_more, parts, again, scale, ROWS, EACH, g_client, x_client,
+    shared_one, shared_1_one, shared_2_one, own_client, own_more_client, state_client,
+    state_more_client, before_client, before_more_client, total_one, total_more_one, total_piece,
     IN: tl.constexpr, OUT: tl.constexpr, SHARED: tl.constexpr, OWN: tl.constexpr,
     SUMMED: tl.constexpr, STATES: tl.constexpr, SUMS: tl.constexpr, FIRST: tl.constexpr,
     NEEDS: tl.constexpr, SQUARES: tl.constexpr, AGAIN: tl.constexpr, ONE: tl.constexpr,
@@ -90,15 +90,23 @@ def close_clients(
     o = tl.program_id(2) * BO + tl.arange(0, BO)
     at = o[:, None] * IN + i[None, :]
     real = (o < OUT)[:, None] & (i < IN)[None, :]
-    vectors = shared + experiment * shared_one + at
+    # A product lies otherwise among threads than what is loaded.  Added to one, a vector is brought
+    # over once; left to itself the compiler brings every multiple of it.
+    kind = x.dtype.element_ty
+    nothing = tl.dot(tl.zeros((BO, BS), kind), tl.zeros((BS, BI), kind))
+    common = ()  # (tuples grow by + alone here)
     if SHARED > 0:
-        base = tl.load(vectors, mask=real & (tl.load(used) != 0), other=0.0)
+        there = real & (tl.load(used) != 0)
+        base = tl.load(shared + experiment * shared_one + at, mask=there, other=0.0)
+        common = common + (nothing + base,)  # type: ignore[assignment] # noqa: RUF005
     if SHARED > 1:
         there = real & (tl.load(used + 1) != 0)
-        base_1 = tl.load(vectors + shared_next, mask=there, other=0.0)
+        base = tl.load(shared_1 + experiment * shared_1_one + at, mask=there, other=0.0)
+        common = common + (nothing + base,)  # type: ignore[assignment] # noqa: RUF005
     if SHARED > 2:
         there = real & (tl.load(used + 2) != 0)
-        base_2 = tl.load(vectors + 2 * shared_next.to(tl.int64), mask=there, other=0.0)
+        base = tl.load(shared_2 + experiment * shared_2_one + at, mask=there, other=0.0)
+        common = common + (nothing + base,)  # type: ignore[assignment] # noqa: RUF005
     WIDTH: tl.constexpr = 1 + SHARED + OWN
     VALUES: tl.constexpr = SUMMED + STATES + SUMS
     last = tl.minimum(first + BC, EACH)
@@ -116,20 +124,21 @@ def close_clients(
         next_more = tl.load(source + at, mask=real, other=0.0)
         begin = experiment * EACH + tl.minimum(first + 1, last - 1)
         more = place_of(own_more, begin, own_more_client, PLACED)
-    made = tl.zeros((BO, BI), tl.float64)
-    made_more = tl.zeros((BO, BI), tl.float64)
+    made = nothing.to(tl.float64)
+    made_more = nothing.to(tl.float64)
     for c in range(first, last):
         client = experiment * EACH + c
         there = real & (c + 1 < last)
         behind = experiment * EACH + tl.minimum(c + 2, last - 1)
         # All is loaded before anything is written: what comes behind a store waits for memory anew.
-        # (Tuples grow by + alone here.)
         take = tl.load(taken + client) != 0
         n = ()
         for j in tl.static_range(VALUES):
             row = j if j < SUMMED + STATES else FIRST + j - SUMMED - STATES
             for t in tl.static_range(WIDTH):
                 one = tl.load(table + (row * clients + client) * WIDTH + t)
+                if t == 0:
+                    one *= scale
                 n = n + (one,)  # type: ignore[assignment] # noqa: RUF005
         if OWN > 0:
             mine = next_own
@@ -146,49 +155,33 @@ def close_clients(
         if STATES > 1:
             to_more = place_of(state_more, client, state_more_client, PLACED)
         slopes, inputs = g + client * g_client, x + client * x_client
-        moved = moved_by(slopes, inputs, ROWS, o, i, IN, OUT, ONE, BS, BI, BO) * scale
-        # A product lies otherwise among threads than what is loaded.  A choice between the two
-        # brings each vector over once, and what is shared before the loop, instead of every value.
-        loaded = scale == scale
-        if SHARED > 0:
-            first_shared = tl.where(loaded, base, moved)
-        if SHARED > 1:
-            second_shared = tl.where(loaded, base_1, moved)
-        if SHARED > 2:
-            third_shared = tl.where(loaded, base_2, moved)
+        moved = moved_by(slopes, inputs, ROWS, o, i, IN, OUT, ONE, BS, BI, BO)
+        # who does not count is 0 wherever it differs from others
+        read = (tl.where(take, moved, 0.0),) + common  # noqa: RUF005
         if OWN > 0:
-            mine = tl.where(loaded, mine, moved)
+            theirs = tl.where(take, nothing + mine, 0.0)
+            read = read + (theirs,)  # type: ignore[assignment] # noqa: RUF005
         if OWN > 1:
-            mine_1 = tl.where(loaded, mine_1, moved)
-        here = real & take
+            theirs = tl.where(take, nothing + mine_1, 0.0)
+            read = read + (theirs,)  # type: ignore[assignment] # noqa: RUF005
         for j in tl.static_range(VALUES):
-            value = tl.zeros((BO, BI), tl.float32)
-            if (NEEDS >> (8 * j)) & 1:
-                value += moved * n[j * WIDTH]
-            if SHARED > 0 and (NEEDS >> (8 * j + 1)) & 1:
-                value += first_shared * n[j * WIDTH + 1]
-            if SHARED > 1 and (NEEDS >> (8 * j + 2)) & 1:
-                value += second_shared * n[j * WIDTH + 2]
-            if SHARED > 2 and (NEEDS >> (8 * j + 3)) & 1:
-                value += third_shared * n[j * WIDTH + 3]
-            if OWN > 0 and (NEEDS >> (8 * j + 1 + SHARED)) & 1:
-                value += mine * n[j * WIDTH + 1 + SHARED]
-            if OWN > 1 and (NEEDS >> (8 * j + 2 + SHARED)) & 1:
-                value += mine_1 * n[j * WIDTH + 2 + SHARED]
             if j < SUMMED:
                 if not AGAIN:
-                    if (SQUARES >> j) & 1:
-                        value = value * value
                     # row by row: warps need not wait for each other
-                    added = tl.sum(tl.where(here, value, 0.0), 1)
+                    if (SQUARES >> j) & 1:
+                        value = combined(read, n, nothing, j * WIDTH, NEEDS >> (8 * j), WIDTH)
+                        added = tl.sum(value * value, 1)
+                    else:
+                        added = combined_rows(read, n, nothing, j * WIDTH, NEEDS >> (8 * j), WIDTH)
                     to = parts + ((j * clients + client) * tiles + tile) * BO
-                    tl.store(to + tl.arange(0, BO), added)
+                    tl.store(to + tl.arange(0, BO), tl.where(take, added, 0.0))
             elif j < SUMMED + STATES:
+                value = combined(read, n, nothing, j * WIDTH, NEEDS >> (8 * j), WIDTH)
                 if j == SUMMED:
                     new = vector_at(state, to_state, PLACED, ALIGNED, COLUMN)
                 else:
                     new = vector_at(state_more, to_more, PLACED, ALIGNED, COLUMN)
-                tl.store(new + at, value, mask=here)
+                tl.store(new + at, value, mask=real & take)
                 if take == 0:
                     if j == SUMMED:
                         kept = place_of(before, client, before_client, PLACED)
@@ -197,16 +190,74 @@ def close_clients(
                         kept = place_of(before_more, client, before_more_client, PLACED)
                         old = vector_at(before_more, kept, PLACED, ALIGNED, COLUMN)
                     tl.store(new + at, tl.load(old + at, mask=real, other=0.0), mask=real)
-            elif j == SUMMED + STATES:
-                made += tl.where(take, value, 0.0).to(tl.float64)
             else:
-                made_more += tl.where(take, value, 0.0).to(tl.float64)
+                # what clients share is added once, below
+                alone = (NEEDS >> (8 * j)) & ~(((1 << SHARED) - 1) << 1)
+                value = combined(read, n, nothing, j * WIDTH, alone, WIDTH).to(tl.float64)
+                if j == SUMMED + STATES:
+                    made += value
+                else:
+                    made_more += value
+    begin = experiment * EACH + first
+    end = experiment * EACH + last
+    for t in tl.static_range(SHARED):
+        if SUMS > 0 and (NEEDS >> (8 * (VALUES - SUMS) + 1 + t)) & 1:
+            often = added_up(table + FIRST * clients * WIDTH + 1 + t, taken, begin, end, WIDTH)
+            made += times(common[t], often)
+        if SUMS > 1 and (NEEDS >> (8 * (VALUES - 1) + 1 + t)) & 1:
+            row = FIRST + 1
+            often = added_up(table + row * clients * WIDTH + 1 + t, taken, begin, end, WIDTH)
+            made_more += times(common[t], often)
     if SUMS > 0:
         to = total + experiment * total_one + piece * total_piece
         tl.store(to + at, made, mask=real)
     if SUMS > 1:
         to = total_more + experiment * total_more_one + piece * total_piece
         tl.store(to + at, made_more, mask=real)
+
+
+@triton.jit
+def combined(read, n, none, FIRST: tl.constexpr, NEEDS: tl.constexpr, WIDTH: tl.constexpr):
+    """Add up what is read as often as the numbers from FIRST on say."""
+    value = none
+    for t in tl.static_range(WIDTH):
+        if (NEEDS >> t) & 1:
+            if NEEDS & ((1 << t) - 1):
+                value += read[t] * n[FIRST + t]
+            else:
+                value = read[t] * n[FIRST + t]
+    return value
+
+
+@triton.jit
+def combined_rows(read, n, none, FIRST: tl.constexpr, NEEDS: tl.constexpr, WIDTH: tl.constexpr):
+    """Give the sums of the rows of that: they are added before they are multiplied."""
+    value = tl.sum(none, 1)
+    for t in tl.static_range(WIDTH):
+        if (NEEDS >> t) & 1:
+            if NEEDS & ((1 << t) - 1):
+                value += tl.sum(read[t], 1) * n[FIRST + t]
+            else:
+                value = tl.sum(read[t], 1) * n[FIRST + t]
+    return value
+
+
+@triton.jit
+def added_up(numbers, taken, begin, end, WIDTH: tl.constexpr):
+    """Add up a column of the table over those clients who count."""
+    made = tl.zeros((64,), tl.float64)
+    for piece in range(begin, end, 64):
+        client = piece + tl.arange(0, 64)
+        here = client < end
+        here &= tl.load(taken + client, mask=here, other=0) != 0
+        made += tl.load(numbers + client * WIDTH, mask=here, other=0.0).to(tl.float64)
+    return tl.sum(made, 0)
+
+
+@triton.jit
+def times(vector, often):
+    """Multiply by a number; 0 times whatever it is is 0."""
+    return tl.where(often != 0, vector.to(tl.float64) * often, 0.0)
 
 
 @triton.jit(do_not_specialize=["PIECES"])

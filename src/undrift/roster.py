@@ -100,8 +100,8 @@ class Roster:
         else:
             steps = self.work.steps_of(seed, round, clients, sizes)
             order = torch.empty(len(ids), 0, 0, dtype=torch.int64, device=device)
-        info = self._info(clients, sizes, [chance[i] for i in ids], round)
-        return Assignment(clients, info, order, steps.cpu(), sizes, seed, round, self.work)
+        told = self._info(clients, sizes, [chance[i] for i in ids], round, there=ordered)
+        return Assignment(clients, told, order, steps.cpu(), sizes, seed, round, self.work)
 
     def always_alone(self) -> bool:
         """Whether every cohort is one client.
@@ -162,17 +162,21 @@ class Roster:
         steps = self.work.most_steps(self.federation.sizes[who.clients].cpu())
         return who._replace(info=info, steps=steps).part(asked.nonzero().flatten())
 
-    def _info(self, clients: Tensor, sizes: Tensor, chances: list[float], round: int) -> ClientInfo:
-        """Tell what the record says of each client of a cohort."""
+    def _info(
+        self, clients: Tensor, sizes: Tensor, chances: list[float], round: int, there: bool = True
+    ) -> ClientInfo:
+        """Tell what the record says of each client of a cohort, `there` on the device."""
         device, total = self.federation.device, self._population(round).total
         assert self._known is not None
-        same = (self._known, clients.tolist(), sizes.tolist(), chances)
+        same = (self._known, clients.tolist(), sizes.tolist(), chances, there)
         if self._last is not None and self._last[0][0] is same[0] and self._last[0][1:] == same[1:]:
             return self._last[1]  # where everybody takes part nothing new is sent to a device
         mean = torch.full((len(clients),), self._known[2], dtype=torch.float64)
         chance = torch.tensor(chances, dtype=torch.float64)
         numbers = torch.stack([sizes.double(), chance, sizes.double() / total, mean])
-        # one transfer for all of them
-        info = ClientInfo(send(clients, device), *send(numbers.to(self.dtype), device))
+        if there:  # one transfer for all of them
+            info = ClientInfo(send(clients, device), *send(numbers.to(self.dtype), device))
+        else:
+            info = ClientInfo(clients, *numbers.to(self.dtype))
         self._last = (same, info)
         return info

@@ -234,6 +234,7 @@ class Trainer:
     def _take_in(
         self, server: Server, who: Assignment, only: frozenset[int]
     ) -> tuple[Server, Traffic]:
+        who = who.told()
         rows = self.engine.after(self.algorithm, server, who)
         accepted = torch.ones(len(who.ids), dtype=torch.bool, device=self.engine.device)
         for leaf in leaves(rows):

@@ -39,19 +39,17 @@ class Aside:
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream = device, None
         if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)
+            self._stream = torch.cuda.Stream(device, priority=-1)  # most of it is small
 
-    def run(self, call: Callable[[], None], *, follows: bool = True) -> Callable[[], None]:
+    def run(self, call: Callable[[], None]) -> Callable[[], None]:
         """Make a call; what it gives has to be called before anything reads what the call writes.
 
-        Unless it `follows` what was asked for here before, it needs only what was given to this
-        stream before.  Nothing that it reads may be freed meanwhile.
+        Nothing that it reads may be freed or written meanwhile.
         """
         if self._stream is None:
             call()
             return nothing
-        if follows:
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             call()
             done = self._stream.record_event()

@@ -102,7 +102,6 @@ class DeviceRound:
         self._written = True  # whether the models that clients ended with are
         self._under_way = False  # whether a round has begun and not ended
         self._aside = Aside(self.device)
-        self._narrowed: Callable[[], None] = nothing  # waits for vectors of clients
         self._opened: Opened | None = None  # an end that has been begun in the last step
         self.pool = graph_pool(self.device)
         self._pieces: dict[Any, Piece] = {}
@@ -148,7 +147,7 @@ class DeviceRound:
         """Train the cohorts of all experiments for one round."""
         if self._under_way and self.histories is not None:
             self.histories.spoiled.fill_(True)  # the last round ended nobody knows where
-        self._under_way, self._narrowed, self._opened = True, nothing, None
+        self._under_way, self._opened = True, None
         if self.loading.rows is None:
             self.loading.rows = self._find_rows(turns)
         self.loading.load(turns)
@@ -186,13 +185,15 @@ class DeviceRound:
         return _most(steps) == self.shape.room.steps
 
     def _whole_round(self) -> None:
-        self._open_and_begin()
-        self._all_steps(ends=True)
+        """Run a round; where layers remember, what they need and leave is moved beside passes."""
+        if self._begins_at_once():
+            self._begin_at_once()
+            narrowed = self._aside.run(self._narrow) if self._vectors()[1] else nothing
+            self._all_steps(narrowed, [self._open_end] if self._ends_early() else [])
+        else:
+            self._open_and_begin()
+            self._all_steps()
         self._finish()
-
-    def _begin_alone(self) -> None:
-        self._open_and_begin()
-        self._wait_for_vectors()
 
     def _open_round(self, turns: Sequence[Turn]) -> None:
         if self.looks.lanes:
@@ -200,11 +201,12 @@ class DeviceRound:
             self._look("probe", turns)
             self._piece("begin", self._begin)
         else:
-            self._piece("begin", self._begin_alone)
+            self._piece("begin", self._open_and_begin)
 
     def _open_and_begin(self) -> None:
         if self._begins_at_once():
             self._begin_at_once()
+            self._narrow()
             return
         if self.loading.rows is not None:
             self.loading.rows.fetch()
@@ -255,23 +257,27 @@ class DeviceRound:
         room = self.shape.room
         return self.lanes is None and room.epochs > 0 and room.steps <= MOST_STEPS
 
-    def _all_steps(self, *, ends: bool = False) -> None:
+    def _all_steps(
+        self, ready: Callable[[], None] = nothing, last: Sequence[Callable[[], None]] = ()
+    ) -> None:
         """Take as many steps as there may be, from the first one on.
 
-        Where the round `ends` with them, what layers remember is closed in the last one.
+        The first is taken at the received model: vectors of clients are waited for behind it.  What
+        is to be done beside the `last` one is done when layers have remembered it.
         """
-        histories, last = self.histories, self.shape.room.steps - 1
-        for k in range(last + 1):
-            then = self._open_end if ends and k == last and self._may_end_early() else nothing
+        histories, count = self.histories, self.shape.room.steps
+        for k in range(count):
             with nullcontext() if histories is None else histories.after(k):
-                self._step(*self.reading.at(k), then)
-            self._wait_for_vectors()  # the first step is taken at the received model
+                self._step(*self.reading.at(k), last if k == count - 1 else ())
+            if k == 0:
+                ready()
 
-    def _wait_for_vectors(self) -> None:
-        self._narrowed()
-        self._narrowed = nothing
+    def _narrow(self) -> None:
+        """Let layers that remember take in what each client has."""
+        if self.histories is not None:
+            self.histories.take_in(self._vectors()[1])
 
-    def _may_end_early(self) -> bool:
+    def _ends_early(self) -> bool:
         """Whether numbers of clients are known before the last step has gone all the way back."""
         kept = leaves(self.buffers["carry 0"].buffers)  # of modules: plain steps write them last
         by_numbers = bool(self.stepping.chains) or not any(v.numel() for v in kept)
@@ -394,13 +400,11 @@ class DeviceRound:
         return alone and done_before and not hooks
 
     def _begin_at_once(self) -> None:
-        histories, server = self.histories, self._seen_servers(0)
+        server = self._seen_servers(0)
+        self.buffers["k"].zero_()  # a graph whose first nodes are two begins one of them late
         ready = self._aside.run(partial(self._set_out, server))
         self.drawing.draw([(server.round, self.buffers["numbers"][:, 0])])
         ready()
-        own = self._vectors()[1]
-        if histories is not None and own:
-            self._narrowed = self._aside.run(partial(histories.take_in, own), follows=False)
 
     def _set_out(self, server: Server) -> None:
         """Bring everybody to where they begin."""
@@ -466,7 +470,7 @@ class DeviceRound:
         return made
 
     def _step(
-        self, batch: Batch, keys: Tensor, number: Tensor, then: Callable[[], None] = nothing
+        self, batch: Batch, keys: Tensor, number: Tensor, then: Sequence[Callable[[], None]] = ()
     ) -> None:
         """Let everybody take one step who still does."""
         models, seats = self.buffers["models"], self.seating.seats()

@@ -42,7 +42,7 @@ class Drawing:
     def draw(self, sent: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Draw what everybody reads, given rounds and seeds of all experiments, some at a time."""
         buffers = self.buffers
-        rounds, seeds = (torch.cat(v) for v in zip(*sent, strict=True))
+        rounds, seeds = (v[0] if len(v) == 1 else torch.cat(v) for v in zip(*sent, strict=True))
         every = buffers["numbers"][:, STEPS:].to(self.task.dtype)
         planned = buffers["numbers"][:, 3]  # by whoever chose the cohorts
         found = self._draw(self._count, rounds, planned, seeds, buffers["info"], every)

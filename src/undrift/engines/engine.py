@@ -44,7 +44,7 @@ class Assignment(NamedTuple):
     """Who trains in a round, and on which batches; clients stand in summing order."""
 
     clients: Tensor  # [C] ids, on the CPU
-    info: ClientInfo  # leading axis C, on the device
+    info: ClientInfo  # leading axis C, on the device; on the CPU where the order is left out
     order: Tensor  # [C, K, B] positions among a client's own examples, -1 pads
     steps: Tensor  # [C] on the CPU: the host decides how many steps to run
     sizes: Tensor  # [C] on the CPU: examples that may be used in this round
@@ -68,10 +68,17 @@ class Assignment(NamedTuple):
     def ordered(self) -> Assignment:
         """Make the order now, if it was left out."""
         if self.order.shape[1] or self.plan is None or not len(self.clients):
-            return self
+            return self.told()
         device = self.order.device
         made = self.plan.plan(self.seed, self.round, self.clients, self.sizes, device)
-        return self._replace(order=made.order)
+        return self._replace(order=made.order).told()
+
+    def told(self) -> Assignment:
+        """Bring what is known of clients to the device, if it is not there."""
+        device = self.order.device
+        if self.info.id.device == device:
+            return self
+        return self._replace(info=ClientInfo(*(send(v, device) for v in self.info)))
 
 
 class Trained(NamedTuple):
@@ -145,8 +152,9 @@ class Engine:
         if not particular:
             return  # a device need not compute the rate
         lr = algo.local.lr_at(server.round, torch.zeros_like(server.round))
+        info = work.told().info
         for part in particular:
-            part.check(Lineup(work.info, work.steps.to(work.info.size), lr))
+            part.check(Lineup(info, work.steps.to(info.size), lr))
 
     # -- what a subclass defines -------------------------------------------------------------
     def run_clients(

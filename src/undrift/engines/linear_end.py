@@ -65,14 +65,13 @@ class Columns(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """An end that layers which remember have come to."""
+    """An end that is prepared: all that is known once layers have remembered the last step."""
 
     given: list[Tensor]  # what the recording reads, with short vectors
     plain: Tensor  # of what values are made where weights have moved
     kept: list[Tensor]  # states before the round
     ending: Ending
     layers: list[LayerEnd]
-    added: list[Tensor]  # by layer: sums over each client's weights
 
 
 class LinearEnd:
@@ -134,7 +133,7 @@ class LinearEnd:
         self, histories: Histories, sent: Broadcast, clients: Client, held: Carry, before: Tree,
         rows: StateRows | None = None,
     ) -> Opened:  # fmt: skip
-        """Close a round for layers that remember; other layers may still move in their last step.
+        """Prepare the end; layers that do not remember may still move in their last step.
 
         Who is refused keeps the state from `before` the round.  Where `rows` are given, layers
         that remember read and write states there.
@@ -159,13 +158,14 @@ class LinearEnd:
             placed=None if rows is None else _placed(rows, own, olds),
         )  # fmt: skip
         layers = [layer.end() for layer in histories.layers.values() if layer.used]
-        return Opened(given, plain, kept, ending, layers, [layer.close(ending) for layer in layers])
+        return Opened(given, plain, kept, ending, layers)
 
     def take(
         self, opened: Opened, histories: Histories, held: Carry
     ) -> tuple[tuple[Tree, ...], Report, Row]:
-        """Close all else: gives next states, sums over clients and what is not summed."""
-        given, plain, kept, ending, layers, added = opened
+        """Close a round: next states, sums over clients and what is not summed."""
+        given, plain, kept, ending, layers = opened
+        added = [layer.close(ending) for layer in layers]
         columns = [
             Columns(
                 [

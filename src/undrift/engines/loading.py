@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from undrift.core.algorithm import Server
-from undrift.core.transfer import send
+from undrift.core.transfer import Mail
 from undrift.core.tree import Tree, tree_map
 from undrift.engines.graphs import Buffers, copy_into
 from undrift.engines.state_rows import StateRows
@@ -34,6 +34,7 @@ class Loading:
         # By experiment, from the last round: the same servers are in the buffers.  Not while a
         # round is under way, which writes over them.
         self.returned: dict[int, Server] = {}
+        self._mail: Mail | None = None
 
     @property
     def places(self) -> list[int]:
@@ -50,17 +51,23 @@ class Loading:
             else:
                 self._states(f"state {g}", own)
         ordered = [turns[i] for i in self.places]
-        self._put_rows("info", [self._padded(t.work.info) for t in ordered])
-        self._send("numbers", self._numbers(ordered))
+        self._tell(self._numbers(ordered), [self._padded(t.work.info) for t in ordered])
         if not self.shape.room.epochs:
             self._put_rows("order", [self._with_room(t.work.order) for t in ordered])
 
-    def _send(self, name: str, values: Tensor) -> None:
-        """Write what the host has into a buffer, straight away."""
-        if name not in self.buffers:
-            self.buffers.put(name, send(values, self.device))
+    def _tell(self, numbers: Tensor, info: list[Tree]) -> None:
+        """Write numbers and what is known of clients: in one transfer, where the host has both."""
+        together: Tree = tree_map(lambda *v: torch.stack(v), *info)
+        told: dict[str, Tree] = {"numbers": numbers, "info": together}
+        if self._mail is None:
+            self._mail = Mail(told, self.device)
+            for name, held in self._mail.trees.items():
+                self.buffers.hold(name, held)
+        if together.id.device.type == "cpu":
+            self._mail.send(told)
         else:
-            send(values, self.device, into=self.buffers[name])
+            self._mail.send({"numbers": numbers})
+            self._put_rows("info", info)
 
     def _states(self, name: str, turns: Sequence[Turn]) -> None:
         """Read client states straight into their rows; rows beyond a cohort repeat its first."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from undrift.core.history import Lying
-from undrift.core.transfer import send
+from undrift.core.transfer import Mail
 from undrift.core.tree import Tree, leaves
 from undrift.engines.graphs import copy_all
 from undrift.engines.turns import Turn
@@ -50,7 +50,8 @@ class StateRows:
         self.aligned = rows and all(self._places[i].start % 2 == 0 for i in self._vectors)
         room = (2, 1 + len(self._vectors), first.shape[0] * first.shape[1])
         # [old and new, rows and the vectors in them, n]
-        self._at = torch.zeros(room, dtype=torch.int64, device=first.device)
+        self._mail = Mail({"at": torch.zeros(room, dtype=torch.int64)}, first.device)
+        self._at: Tensor = self._mail.trees["at"]
         self.reserved: list[Reserved] = []
 
     @staticmethod
@@ -79,7 +80,7 @@ class StateRows:
         rows = torch.tensor(sides)
         starts = [0, *(8 * self._places[i].start for i in self._vectors)]
         at = rows[:, None] + torch.tensor(starts)[:, None]
-        send(at, self._at.device, into=self._at)
+        self._mail.send({"at": at})
 
     # -- what a device does --------------------------------------------------------------------
     def fetch(self) -> None:

@@ -26,7 +26,7 @@ from undrift.core.round import Found, shares_gradient, task_gradient
 from undrift.core.task import Batch, Buffers, Task
 from undrift.core.tree import tree_map
 from undrift.core.views import Carry
-from undrift.engines.branches import Aside, nothing, side_by_side
+from undrift.engines.branches import Aside, side_by_side
 from undrift.engines.fused import Fused
 from undrift.engines.group import Group, split
 from undrift.engines.head import Head, Said
@@ -74,12 +74,12 @@ class Stepping:
 
     def take(
         self, groups: Sequence[Group], seats: Sequence[Seat], models: tuple[Tensor, Buffers],
-        batch: Batch, keys: Tensor, k: Tensor, then: Callable[[], None] = nothing,
+        batch: Batch, keys: Tensor, k: Tensor, then: Sequence[Callable[[], None]] = (),
     ) -> None:  # fmt: skip
         """Take one step; k [A] is its number, and nobody moves who takes no such step.
 
-        `models` are those of all seats, side by side.  Where layers remember, `then` is called when
-        they have, beside what others still do while going back.
+        `models` are those of all seats, side by side.  Where layers remember, calls in `then` are
+        made when they have, beside what others still do while going back.
         """
         if self.in_place and not self.chains:
             self._take_in_place(groups[0].algo, seats[0], batch, keys, k, then)
@@ -99,7 +99,7 @@ class Stepping:
 
     def _some(
         self, crews: Sequence[Crew], models: tuple[Tensor, Buffers], batch: Batch, keys: Tensor,
-        k: Tensor, then: Callable[[], None],
+        k: Tensor, then: Sequence[Callable[[], None]],
     ) -> None:  # fmt: skip
         """Take the step of some crews; neighbours go forward and back together."""
         for linear, some in groupby(crews, lambda crew: crew.number in self.chains):
@@ -154,7 +154,7 @@ class Stepping:
 
     def _take_by_numbers(
         self, crews: Sequence[Crew], models: tuple[Tensor, Buffers], batch: Batch, keys: Tensor,
-        k: Tensor, then: Callable[[], None],
+        k: Tensor, then: Sequence[Callable[[], None]],
     ) -> None:  # fmt: skip
         """Let layers take the steps of chains while going back, or remember them; move the rest."""
         chains = [self.chains[crew.number] for crew in crews]
@@ -174,27 +174,30 @@ class Stepping:
             for way, (moved, live) in zip(ways, told if fit else (), strict=True):
                 way.tell(moved.flatten(1, 2), live.flatten())
 
-        def remembered() -> None:
+        def renew() -> None:
             for chain, step, (moved, _) in zip(chains, steps, told, strict=True):
                 chain.renew(moved, step)
-            then()
 
         descent = Descent(histories=self.histories, steps=fit, chain=_as_one(ways))
         w, buffers, seen, seeds = _theirs(crews, (*models, batch, keys))
-        with self._beside(remembered):
+        with self._beside([renew, *then]):
             together = self._found(w, buffers, seen, seeds, descent, between)
             for chain, step, own, (moved, live) in zip(chains, steps, parts, told, strict=True):
                 found = tree_map(lambda v, own=own: v[own], together)
                 chain.apply(moved, live, step._replace(found=found))
 
     @contextmanager
-    def _beside(self, call: Callable[[], None]) -> Iterator[None]:
-        """Make a call once layers have remembered the step inside, beside the rest of it."""
-        if self.histories is None or call is nothing:
+    def _beside(self, calls: Sequence[Callable[[], None]]) -> Iterator[None]:
+        """Make calls once layers have remembered the step inside, beside the rest of it."""
+        if self.histories is None or not calls:
             yield
             return
         waits: list[Callable[[], None]] = []
-        with self.histories.once_remembered(lambda: waits.append(self._aside.run(call))):
+
+        def remembered() -> None:
+            waits.extend([self._aside.run(call) for call in calls])
+
+        with self.histories.once_remembered(remembered):
             yield
         for wait in waits:
             wait()
@@ -208,7 +211,7 @@ class Stepping:
 
     def _take_in_place(
         self, algo: Algorithm, seat: Seat, batch: Batch, keys: Tensor, k: Tensor,
-        then: Callable[[], None],
+        then: Sequence[Callable[[], None]],
     ) -> None:  # fmt: skip
         """Move the models themselves, everybody in one axis."""
         # one axis for all: a view, for models lie side by side

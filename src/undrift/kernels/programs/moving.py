@@ -31,14 +31,15 @@ def narrow(
     at, to, to_client, COLUMN: tl.constexpr, SIZE: tl.constexpr, ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Convert part program_id(1) of the vector of client program_id(0), SIZE from COLUMN on."""
+    """Convert the vector of client program_id(0), SIZE numbers from COLUMN on, part by part."""
     client = tl.program_id(0).to(tl.int64)
     row = tl.load(at + client).to(tl.pointer_type(tl.float32))
     if ALIGNED:
         row = tl.multiple_of(row, 16)
-    here = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    values = tl.load(row + COLUMN + here, mask=here < SIZE)
-    tl.store(to + client * to_client + here, values.to(to.dtype.element_ty), mask=here < SIZE)
+    for start in range(tl.program_id(1) * BLOCK, SIZE, tl.num_programs(1) * BLOCK):
+        here = start + tl.arange(0, BLOCK)
+        values = tl.load(row + COLUMN + here, mask=here < SIZE)
+        tl.store(to + client * to_client + here, values.to(to.dtype.element_ty), mask=here < SIZE)
 
 
 @triton.jit

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -70,19 +70,24 @@ class Advance(NamedTuple):
         rows = self.rows
         return [rows.accepted, rows.steps, rows.loss, *rows.scores.values()]
 
-    def result_of(self, told: Sequence[Numbers], at: float) -> RoundResult:
-        """Make the result of what was told, read at some time."""
-        accepted, steps, losses, *values = told
-        kept, skipped = accepted != 0, list[int]()
-        if not kept.all():
-            losses, values = losses[kept], [v[kept] for v in values]
-            skipped = sorted(i for i, ok in zip(self.ids, kept.tolist(), strict=True) if not ok)
-            why = "no report, not finite, or no batch to train on"
-            log.warning("round %d: left out clients %s (%s)", self.round, skipped, why)
-        loss, *means = (float(v.mean()) if len(v) else math.nan for v in (losses, *values))
-        scores = dict(zip(self.rows.scores, means, strict=True))
-        seconds, count = at - self.started, int(steps.sum())
-        return RoundResult(self.round, self.ids, skipped, loss, scores, *self.sent, seconds, count)
+    def result_of(self, told: Numbers, at: float) -> RoundResult:
+        """Make the result of a round in which somebody was left out, read at some time."""
+        accepted, steps, *values = told
+        kept = accepted != 0
+        skipped = sorted(i for i, ok in zip(self.ids, kept.tolist(), strict=True) if not ok)
+        why = "no report, not finite, or no batch to train on"
+        log.warning("round %d: left out clients %s (%s)", self.round, skipped, why)
+        means = [float(v[kept].mean()) if kept.any() else math.nan for v in values]
+        return self.made(skipped, float(steps.sum()), means, at)
+
+    def made(self, skipped: list[int], steps: float, means: list[float], at: float) -> RoundResult:
+        """Make the result of means over clients, of the loss and of scores."""
+        loss, *rest = means
+        scores = dict(zip(self.rows.scores, rest, strict=True))
+        seconds = at - self.started
+        return RoundResult(
+            self.round, self.ids, skipped, loss, scores, *self.sent, seconds, int(steps)
+        )
 
 
 class Fetch:
@@ -127,21 +132,45 @@ class Reading:
         if self._fetch is None:
             return []
         # in float64, whatever the device has: rounds are many, and numpy is quick with few numbers
-        values = iter(self._parted(self._fetch.read().double().numpy()))
+        vector = self._fetch.read().double().numpy()
         at = time.perf_counter() if self._fetch.waits else self._done
         with np.errstate(all="ignore"):  # a loss may be infinite
-            found = [
-                one.result_of([next(values) for _ in told], at)
-                for one, told in zip(self.rounds, self._told, strict=True)
-            ]
+            found = [one for some in self._alike(vector) for one in some.results(at)]
         if not self._fetch.waits:
             return found
         each = (at - self.rounds[0].started) / len(found)  # which took how long is not known
         return [one._replace(seconds=each) for one in found]
 
-    def _parted(self, vector: Numbers) -> list[Numbers]:
-        ends = list(accumulate((v.numel() for told in self._told for v in told), initial=0))
-        return [vector[a:b] for a, b in pairwise(ends)]
+    def _alike(self, vector: Numbers) -> Iterator[Block]:
+        """Part what was read into rounds in a row that tell alike."""
+        begin = 0
+        pairs = zip(self.rounds, self._told, strict=True)
+        for (count, width), some in groupby(pairs, lambda pair: _shape(pair[1])):
+            rounds = [one for one, _ in some]
+            end = begin + len(rounds) * count * width
+            yield Block(rounds, vector[begin:end].reshape(len(rounds), count, width))
+            begin = end
+
+
+class Block(NamedTuple):
+    """Rounds with as many clients, and what they tell: [rounds, values, C]."""
+
+    rounds: list[Advance]
+    told: Numbers
+
+    def results(self, at: float) -> list[RoundResult]:
+        """Make the results of what was told, read at some time."""
+        whole = (self.told[:, 0] != 0).all(1).tolist()
+        steps, means = self.told[:, 1].sum(1).tolist(), self.told[:, 2:].mean(2).tolist()
+        return [
+            one.made([], steps[r], means[r], at) if whole[r] else one.result_of(self.told[r], at)
+            for r, one in enumerate(self.rounds)
+        ]
+
+
+def _shape(told: Sequence[Tensor]) -> tuple[int, int]:
+    """Tell how many numbers there are, and of how many clients."""
+    return len(told), told[0].numel()
 
 
 class Judged:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from undrift.core import history
 from undrift.core.algorithm import Algorithm
 from undrift.core.convolution import Seam
 from undrift.core.dense import add_product, dense, multiply
@@ -140,6 +141,42 @@ def test_a_history_is_the_weights(experiments, widths):
     wanted, found = train(here, None), train(here, histories, widths)
     assert distance(leaves(found), leaves(wanted)) <= 1e-12
     assert moved(here, wanted).abs().amax(1).min() > 1e-3
+
+
+def test_a_call_is_made_once_all_layers_have_remembered(monkeypatch):
+    """And before layers that come first in the network have gone back."""
+    here, order = world(), list[str]()
+    histories, write = remember(here), history._write
+
+    def noted(*given: Any) -> None:
+        order.append("write")
+        write(*given)
+
+    monkeypatch.setattr(history, "_write", noted)
+    step = PlainSteps.step_in_place
+
+    def watched(self: PlainSteps, carry: Carry, *given: Any) -> None:
+        before = here.task.named(carry.w)["0.weight"].clone()
+
+        def call() -> None:
+            same = torch.equal(here.task.named(carry.w)["0.weight"], before)
+            order.append("call" if same else "late")
+
+        with histories.once_remembered(call):
+            step(self, carry, *given)
+        order.append("end")
+
+    monkeypatch.setattr(PlainSteps, "step_in_place", watched)
+    train(here, histories)
+    # inputs and gradients of two layers
+    assert order == ["write", "write", "write", "write", "call", "end"] * STEPS
+
+
+def test_without_a_layer_that_remembers_the_call_is_made_at_the_end():
+    histories, called = remember(world()), list[int]()
+    with histories.once_remembered(lambda: called.append(1)):
+        assert not called
+    assert called == [1]
 
 
 def test_weights_stay_until_the_end(monkeypatch):

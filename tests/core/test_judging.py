@@ -186,6 +186,21 @@ def test_rounds_read_together_tell_what_they_tell_alone():
     assert Reading([]).results() == []
 
 
+def test_rounds_of_other_sizes_are_read_together():
+    """Cohorts by coins, so that neighbours differ; in some of them somebody diverges."""
+    made = []
+    for _ in range(2):
+        world = tiny_world()._replace(sampler=fl.Bernoulli(0.5))
+        made.append(world.trainer(fl.fedavg(lr=0.1)))
+        data = made[-1].federation
+        data.x[data.members[int(data.offsets[1])]] = torch.inf  # an example of client 1
+    together = Reading([made[0].advance() for _ in range(12)]).results()
+    alone = [made[1].round() for _ in range(12)]
+    assert [r._replace(seconds=0.0) for r in together] == [r._replace(seconds=0.0) for r in alone]
+    assert len({len(r.ids) for r in alone}) > 1
+    assert any(r.skipped for r in alone) and not all(r.skipped for r in alone)
+
+
 def test_on_a_cpu_every_round_has_its_own_time():
     trainer = trainer_of()
     started = time.perf_counter()

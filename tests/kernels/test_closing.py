@@ -30,7 +30,8 @@ def an_ending(device: torch.device, experiments: int = 2, count: int = 3) -> End
     taken[0, 1] = False
     return Ending(
         some(len(NEEDS), 1, *each, 5)[:, 0].contiguous(), NEEDS, (True, False),
-        [some(experiments, *weights) for _ in range(2)], torch.ones(2, dtype=torch.bool, device=device),
+        [some(experiments, *weights) for _ in range(2)],
+        torch.ones(2, dtype=torch.bool, device=device),
         [some(*each, *weights) for _ in range(2)],
         taken,
         [some(*each, *weights) for _ in range(2)], [some(*each, *weights) for _ in range(2)],

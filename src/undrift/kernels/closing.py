@@ -66,8 +66,8 @@ def _launches(
     experiments, each = e.taken.shape
     pieces = -(-each // config["BC"])
     grid = (-(-p.inputs // config["BI"]), experiments * pieces, -(-p.outputs // config["BO"]))
-    tiles = grid[0] * grid[2]
-    added = torch.empty((len(e.squares), *e.taken.shape, tiles), device=g.device)
+    rows = grid[0] * grid[2] * config["BO"]
+    added = torch.empty((len(e.squares), *e.taken.shape, rows), device=g.device)
     vectors = [v for w in _theirs(e) for v in _filled(w, g)]
     common = _filled(e.shared, g, MOST_SHARED)
     wanted = totals = _sums(e, at)

@@ -12,12 +12,10 @@ def mend() -> None:
     """Change three things in Triton 3.6's interpreter.
 
     A scalar may bound a loop (it takes int() of arrays, which numpy 2.4 refuses); integers wrap
-    without each of them being checked; our own maximum and two sums at once are numpy's, not loops
-    over elements.
+    without each of them being checked; our own maximum is numpy's, not a loop over elements.
     """
     from triton.runtime import interpreter
 
-    from undrift.kernels.programs.closing import both
     from undrift.kernels.programs.pooling import larger
 
     if hasattr(interpreter, "_undrift_mended"):
@@ -31,8 +29,6 @@ def mend() -> None:
     def reduce_fast(self: Any, input: Any) -> Any:
         if self.combine_fn is larger:
             return self.min_max(input[0], val_reduce_op=np.max)
-        if self.combine_fn is both:
-            return tuple(self.sum(one) for one in input)
         return reduce(self, input)
 
     interpreter._undrift_mended = True

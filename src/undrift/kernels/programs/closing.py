@@ -69,7 +69,7 @@ def close_clients(
 ):  # fmt: skip
     """Write the states of BC clients, the sums over a tile of their weights, and over clients.
 
-    The former sums are parts[j, client, tile], the latter of this piece of the clients.
+    The former sums are parts[j, client, tile * BO + o], the latter of this piece of the clients.
     The mask of value j is NEEDS >> 8 j, first what is summed, then states, then the sums, whose
     numbers begin at row FIRST of the table.  Of what is shared, only what is `used` at all is
     loaded.  AGAIN: states and sums over clients alone, and only if the flag is set.  PLACED: own
@@ -109,10 +109,6 @@ def close_clients(
         common = common + (nothing + base,)  # type: ignore[assignment] # noqa: RUF005
     WIDTH: tl.constexpr = 1 + SHARED + OWN
     VALUES: tl.constexpr = SUMMED + STATES + SUMS
-    SHARED_BITS: tl.constexpr = ((1 << SHARED) - 1) << 1
-    common_sums = ()
-    for t in tl.static_range(SHARED):
-        common_sums = common_sums + (tl.sum(common[t]),)  # type: ignore[assignment] # noqa: RUF005
     last = tl.minimum(first + BC, EACH)
     # a client's own vectors are loaded while the one before it is closed, and where they are before
     if OWN > 0:
@@ -168,32 +164,18 @@ def close_clients(
         if OWN > 1:
             theirs = tl.where(take, nothing + mine_1, 0.0)
             read = read + (theirs,)  # type: ignore[assignment] # noqa: RUF005
-        if not AGAIN:
-            weighed = ()
-            for j in tl.static_range(SUMMED):
-                if (SQUARES >> j) & 1:
-                    value = combined(read, n, nothing, j * WIDTH, NEEDS >> (8 * j), WIDTH)
-                    weighed = weighed + (value * value,)  # type: ignore[assignment] # noqa: RUF005
-                else:
-                    alone = (NEEDS >> (8 * j)) & ~SHARED_BITS
-                    value = combined(read, n, nothing, j * WIDTH, alone, WIDTH)
-                    weighed = weighed + (value,)  # type: ignore[assignment] # noqa: RUF005
-            if SUMMED == 2:
-                added = tl.reduce(weighed, None, both)  # in one go: warps wait for each other
-            else:
-                added = ()
-                for j in tl.static_range(SUMMED):
-                    added = added + (tl.sum(weighed[j]),)  # noqa: RUF005
-            for j in tl.static_range(SUMMED):
-                total_j = added[j]
-                if not (SQUARES >> j) & 1:
-                    for t in tl.static_range(SHARED):
-                        if (NEEDS >> (8 * j + 1 + t)) & 1:
-                            total_j += common_sums[t] * n[j * WIDTH + 1 + t]
-                to = parts + (j * clients + client) * tiles + tile
-                tl.store(to, tl.where(take, total_j, 0.0))
-        for j in tl.static_range(SUMMED, VALUES):
-            if j < SUMMED + STATES:
+        for j in tl.static_range(VALUES):
+            if j < SUMMED:
+                if not AGAIN:
+                    # row by row: warps need not wait for each other
+                    if (SQUARES >> j) & 1:
+                        value = combined(read, n, nothing, j * WIDTH, NEEDS >> (8 * j), WIDTH)
+                        added = tl.sum(value * value, 1)
+                    else:
+                        added = combined_rows(read, n, nothing, j * WIDTH, NEEDS >> (8 * j), WIDTH)
+                    to = parts + ((j * clients + client) * tiles + tile) * BO
+                    tl.store(to + tl.arange(0, BO), tl.where(take, added, 0.0))
+            elif j < SUMMED + STATES:
                 value = combined(read, n, nothing, j * WIDTH, NEEDS >> (8 * j), WIDTH)
                 if j == SUMMED:
                     new = vector_at(state, to_state, PLACED, ALIGNED, COLUMN)
@@ -210,7 +192,7 @@ def close_clients(
                     tl.store(new + at, tl.load(old + at, mask=real, other=0.0), mask=real)
             else:
                 # what clients share is added once, below
-                alone = (NEEDS >> (8 * j)) & ~SHARED_BITS
+                alone = (NEEDS >> (8 * j)) & ~(((1 << SHARED) - 1) << 1)
                 value = combined(read, n, nothing, j * WIDTH, alone, WIDTH).to(tl.float64)
                 if j == SUMMED + STATES:
                     made += value
@@ -235,12 +217,6 @@ def close_clients(
 
 
 @triton.jit
-def both(a, b, c, d):
-    """Add two pairs."""
-    return a + c, b + d
-
-
-@triton.jit
 def combined(read, n, none, FIRST: tl.constexpr, NEEDS: tl.constexpr, WIDTH: tl.constexpr):
     """Add up what is read as often as the numbers from FIRST on say."""
     value = none
@@ -250,6 +226,19 @@ def combined(read, n, none, FIRST: tl.constexpr, NEEDS: tl.constexpr, WIDTH: tl.
                 value += read[t] * n[FIRST + t]
             else:
                 value = read[t] * n[FIRST + t]
+    return value
+
+
+@triton.jit
+def combined_rows(read, n, none, FIRST: tl.constexpr, NEEDS: tl.constexpr, WIDTH: tl.constexpr):
+    """Give the sums of the rows of that: they are added before they are multiplied."""
+    value = tl.sum(none, 1)
+    for t in tl.static_range(WIDTH):
+        if (NEEDS >> t) & 1:
+            if NEEDS & ((1 << t) - 1):
+                value += tl.sum(read[t], 1) * n[FIRST + t]
+            else:
+                value = tl.sum(read[t], 1) * n[FIRST + t]
     return value
 
 

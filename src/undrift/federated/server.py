@@ -129,7 +129,7 @@ class Coordinator(Trainer):
     def open_round(self, cohort: Any = None) -> Opened:
         """Choose the next round's cohort; the order of batches is made where the examples are."""
         if cohort is None and hasattr(self.roster.work, "steps_of"):
-            cohort = self.roster.cohort(self.rounds_done, ordered=False)
+            cohort = self.roster.cohort(self.rounds_done, ordered=False).told()
         return super().open_round(cohort)
 
     def _sent(self, outcome: Outcome, held: int) -> Traffic:

@@ -48,7 +48,9 @@ class Roster:
         self.work = able("work", Work() if work is None else work, "plan")
         self.seeds, self.dtype = seeds, dtype
         self._known: tuple[Ids, Population, float] | None = None
-        self._last: tuple[Any, ClientInfo] | None = None  # a cohort and what was told of it
+        self._last: dict[
+            bool, tuple[Any, ClientInfo]
+        ] = {}  # a cohort and what was told of it, where
         everybody = np.arange(federation.num_clients)
         self.enrolled = everybody if enrolled is None else self.valid(enrolled)
 
@@ -168,9 +170,10 @@ class Roster:
         """Tell what the record says of each client of a cohort, `there` on the device."""
         device, total = self.federation.device, self._population(round).total
         assert self._known is not None
-        same = (self._known, clients.tolist(), sizes.tolist(), chances, there)
-        if self._last is not None and self._last[0][0] is same[0] and self._last[0][1:] == same[1:]:
-            return self._last[1]  # where everybody takes part nothing new is sent to a device
+        same = (self._known, clients.tolist(), sizes.tolist(), chances)
+        last, told = self._last.get(there, ((None,), None))
+        if told is not None and last[0] is same[0] and last[1:] == same[1:]:
+            return told  # where everybody takes part nothing new is sent to a device
         mean = torch.full((len(clients),), self._known[2], dtype=torch.float64)
         chance = torch.tensor(chances, dtype=torch.float64)
         numbers = torch.stack([sizes.double(), chance, sizes.double() / total, mean])
@@ -178,5 +181,5 @@ class Roster:
             info = ClientInfo(send(clients, device), *send(numbers.to(self.dtype), device))
         else:
             info = ClientInfo(clients, *numbers.to(self.dtype))
-        self._last = (same, info)
+        self._last[there] = (same, info)
         return info

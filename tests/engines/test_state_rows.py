@@ -133,6 +133,27 @@ def test_models_are_written_with_the_states_of_their_round(monkeypatch):
     assert all(map(torch.equal, *found))
 
 
+@pytest.mark.parametrize("name", ["scaffold", "fednova", "feddc", "adabest"])
+def test_who_takes_no_step_has_no_part_in_sums(name):
+    """The padding of a cohort that lacks one of sixteen; its numbers are divided by no step."""
+    maker = torch.Generator().manual_seed(0)
+    x, y = torch.randn(96, 9, generator=maker), torch.randint(0, 3, (96,), generator=maker)
+    found, alike = [], {"work": fl.Work(steps=2, batch=4), "sampler": fl.Bernoulli(0.95)}
+    for options in ({"graph": True}, {"engine": "reference"}):
+        torch.manual_seed(0)
+        data = fl.Federation.split(x.to(DEVICE), y.to(DEVICE), torch.arange(96).split(6))
+        made = fl.Trainer(
+            fl.Task(network(True)), data, getattr(fl, name)(0.05), seed=0, **alike, **options
+        )
+        if "graph" in options:
+            made.task.seam = Seam("fp16", default="loop")
+        sizes = [len(r.ids) for r in made.run(4) if not r.skipped]
+        assert getattr(made.engine, "graph", True), "it was taken piece by piece"
+        found.append((made.server.w, sizes))
+    assert found[0][1] == found[1][1] == [16, 15, 16, 16]
+    assert (found[0][0] - found[1][0]).abs().max() < 1e-4
+
+
 def test_smaller_cohorts_write_no_row_of_others(monkeypatch):
     """Rows behind a cohort are padding."""
     found = []

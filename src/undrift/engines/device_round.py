@@ -189,7 +189,11 @@ class DeviceRound:
         if self._begins_at_once():
             self._begin_at_once()
             narrowed = self._aside.run(self._narrow) if self._vectors()[1] else nothing
-            self._all_steps(narrowed, [self._open_end] if self._ends_early() else [])
+            try:
+                self._all_steps(narrowed, [self._open_end] if self._ends_early() else [])
+            except BaseException:
+                narrowed()
+                raise
         else:
             self._open_and_begin()
             self._all_steps()
@@ -403,8 +407,10 @@ class DeviceRound:
         server = self._seen_servers(0)
         self.buffers["k"].zero_()  # a graph whose first nodes are two begins one of them late
         ready = self._aside.run(partial(self._set_out, server))
-        self.drawing.draw([(server.round, self.buffers["numbers"][:, 0])])
-        ready()
+        try:
+            self.drawing.draw([(server.round, self.buffers["numbers"][:, 0])])
+        finally:
+            ready()
 
     def _set_out(self, server: Server) -> None:
         """Bring everybody to where they begin."""

@@ -174,6 +174,7 @@ class Engine:
         self, algo: Algorithm, server: Server, work: Assignment, population: int, everyone: Tree
     ) -> tuple[Server, Outcome]:
         """Run both halves of a round; new client states are staged, not yet visible."""
+        work = work.told()
         outcome = self.train(algo, server, work)
         report, rows, ids = outcome.report, outcome.rows, work.info.id
         return server_round(algo, server, report, rows, ids, population, everyone), outcome

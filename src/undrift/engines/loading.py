@@ -10,6 +10,7 @@ from torch import Tensor
 from undrift.core.algorithm import Server
 from undrift.core.transfer import Mail
 from undrift.core.tree import Tree, tree_map
+from undrift.engines.engine import Assignment
 from undrift.engines.graphs import Buffers, copy_into
 from undrift.engines.state_rows import StateRows
 from undrift.engines.turns import Crew, Shape, Turn
@@ -51,7 +52,7 @@ class Loading:
             else:
                 self._states(f"state {g}", own)
         ordered = [turns[i] for i in self.places]
-        self._tell(self._numbers(ordered), [self._padded(t.work.info) for t in ordered])
+        self._tell(self._numbers(ordered), [self._padded(w.info) for w in _where_all_are(ordered)])
         if not self.shape.room.epochs:
             self._put_rows("order", [self._with_room(t.work.order) for t in ordered])
 
@@ -118,3 +119,9 @@ class Loading:
         made = torch.full(room, -1, device=self.device)
         made[:count, :num_steps, :batch] = order
         return made
+
+
+def _where_all_are(turns: Sequence[Turn]) -> list[Assignment]:
+    """Give the work of turns; what is known of clients lies on the host, or nowhere there."""
+    here = all(t.work.info.id.device.type == "cpu" for t in turns)
+    return [t.work if here else t.work.told() for t in turns]

@@ -197,10 +197,12 @@ class Stepping:
         def remembered() -> None:
             waits.extend([self._aside.run(call) for call in calls])
 
-        with self.histories.once_remembered(remembered):
-            yield
-        for wait in waits:
-            wait()
+        try:
+            with self.histories.once_remembered(remembered):
+                yield
+        finally:  # also where it fails: nobody knows what is still going on aside
+            for wait in waits:
+                wait()
 
     def _prepared(self, crew: Crew, batch: Batch, keys: Tensor, k: Tensor) -> Step:
         """Give a crew's step before anybody has gone forward."""

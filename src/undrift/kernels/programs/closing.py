@@ -136,7 +136,8 @@ def close_clients(
         for j in tl.static_range(VALUES):
             row = j if j < SUMMED + STATES else FIRST + j - SUMMED - STATES
             for t in tl.static_range(WIDTH):
-                one = tl.load(table + (row * clients + client) * WIDTH + t)
+                # who takes no step has divided by none: its numbers need not be finite
+                one = tl.load(table + (row * clients + client) * WIDTH + t, mask=take, other=0.0)
                 if t == 0:
                     one *= scale
                 n = n + (one,)  # type: ignore[assignment] # noqa: RUF005

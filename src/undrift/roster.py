@@ -48,9 +48,8 @@ class Roster:
         self.work = able("work", Work() if work is None else work, "plan")
         self.seeds, self.dtype = seeds, dtype
         self._known: tuple[Ids, Population, float] | None = None
-        self._last: dict[
-            bool, tuple[Any, ClientInfo]
-        ] = {}  # a cohort and what was told of it, where
+        # a cohort and what was told of it, by whether it was told on the device
+        self._last: dict[bool, tuple[Any, ClientInfo]] = {}
         everybody = np.arange(federation.num_clients)
         self.enrolled = everybody if enrolled is None else self.valid(enrolled)
 

@@ -10,7 +10,7 @@ import undrift as fl
 from crossed import crossed
 from undrift.core.histories import Histories
 from undrift.core.seam import Seam
-from undrift.engines import device_round
+from undrift.engines import drawing
 from undrift.engines.device_round import DeviceRound
 from undrift.engines.fused import Fused
 from undrift.engines.turns import Shape
@@ -72,7 +72,7 @@ ALIKE = ("fedadagrad", "fedyogi", "fedamsgrad", "fedavgm", "slowmo", "mimelite",
 )
 def test_every_algorithm_is_the_reference(name, traced, caplog, monkeypatch):
     if name != "fedavg":  # all draw alike
-        monkeypatch.setattr(device_round, "Fused", all_but_draws)
+        monkeypatch.setattr(drawing, "Fused", all_but_draws)
     build = BUILDS.get(name, lambda: catalogue()[name].build(lr=0.05))
     special = SPECIAL.get(name, {})
     fast = world(build(), graph=True, **special)

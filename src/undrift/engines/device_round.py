@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undrift.core.algorithm import Algorithm, Broadcast, Client, Row, Server
+from undrift.core.algorithm import Algorithm, Broadcast, Client, Row
 from undrift.core.histories import Histories
 from undrift.core.history import Extent
 from undrift.core.round import shares_gradient
@@ -29,13 +29,13 @@ from undrift.core.task import Batch, Task
 from undrift.core.tree import EMPTY, Tree, leaves, structure, tree_map
 from undrift.core.views import Carry
 from undrift.data.work import Work
+from undrift.engines.beginning import Beginning
 from undrift.engines.branches import Aside, nothing
 from undrift.engines.deciding import Deciding
 from undrift.engines.drawing import Drawing
 from undrift.engines.engine import Engine, Outcome, Trained
 from undrift.engines.examples import Examples
-from undrift.engines.fused import Fused
-from undrift.engines.graphs import Buffers, Piece, copied, graph_pool, write_over
+from undrift.engines.graphs import Buffers, Piece, copied, graph_pool
 from undrift.engines.group import Group, Servers, client_structure, split
 from undrift.engines.lanes import IDLE, Lanes, cohorts, lanes_for
 from undrift.engines.linear_end import LinearEnd, Opened
@@ -77,10 +77,6 @@ class DeviceRound:
             crew.servers += [Servers(those, self.device, fused=alone) for those in some]
         self.groups = [crew.group for crew in self.crews]
         self.plan = plan
-        compiled = self.device.type == "cuda"
-        self._at_once = Fused(
-            self._begun, "the beginning of a round", compiled=compiled, proven=True
-        )
         room = shape.room
         self.buffers = Buffers()
         self.loading = Loading(self.crews, shape, self.buffers, self.device, self._room)
@@ -98,10 +94,12 @@ class DeviceRound:
         self.deciding = Deciding(*about, lanes=self.lanes is not None, in_place=in_place)
         self.stepping = self.deciding.stepping
         self.seating = Seating(self.groups, self.buffers, self.deciding)
+        self._aside = Aside(self.device)
+        held = (self.buffers, self.loading, self.drawing, self.seating)
+        self.beginning = Beginning(self.crews, self.deciding, *held, self._aside)
         self.end: LinearEnd | None = None  # of layers that remember: without writing their weights
         self._written = True  # whether the models that clients ended with are
         self._under_way = False  # whether a round has begun and not ended
-        self._aside = Aside(self.device)
         self._opened: Opened | None = None  # an end that has been begun in the last step
         self.pool = graph_pool(self.device)
         self._pieces: dict[Any, Piece] = {}
@@ -129,18 +127,6 @@ class DeviceRound:
     def histories(self) -> Histories | None:
         """What wide layers remember, if they do."""
         return self.stepping.histories
-
-    def _vectors(self) -> tuple[list[Tensor], list[Any]]:
-        """Give what weights are made of besides the received model and gradients.
-
-        Vectors of clients are tensors, or lie elsewhere.
-        """
-        chain, rows = self.stepping.chains.get(0), self.loading.rows
-        if chain is None:
-            return [], []
-        broadcast, clients = self.buffers["broadcast 0"], self.buffers["clients 0"]
-        own = chain.own(clients)
-        return chain.shared(broadcast)[1:], own if rows is None else [rows.lying(v) for v in own]
 
     # -- one round ---------------------------------------------------------------------------
     def run(self, turns: Sequence[Turn]) -> list[Done]:
@@ -186,9 +172,11 @@ class DeviceRound:
 
     def _whole_round(self) -> None:
         """Run a round; where layers remember, what they need and leave is moved beside passes."""
-        if self._begins_at_once():
-            self._begin_at_once()
-            narrowed = self._aside.run(self._narrow) if self._vectors()[1] else nothing
+        if self.beginning.at_once:
+            self.beginning.write()
+            narrowed = (
+                self._aside.run(self.beginning.narrow) if self.beginning.vectors()[1] else nothing
+            )
             try:
                 self._all_steps(narrowed, [self._open_end] if self._ends_early() else [])
             except BaseException:
@@ -208,9 +196,9 @@ class DeviceRound:
             self._piece("begin", self._open_and_begin)
 
     def _open_and_begin(self) -> None:
-        if self._begins_at_once():
-            self._begin_at_once()
-            self._narrow()
+        if self.beginning.at_once:
+            self.beginning.write()
+            self.beginning.narrow()
             return
         if self.loading.rows is not None:
             self.loading.rows.fetch()
@@ -276,11 +264,6 @@ class DeviceRound:
             if k == 0:
                 ready()
 
-    def _narrow(self) -> None:
-        """Let layers that remember take in what each client has."""
-        if self.histories is not None:
-            self.histories.take_in(self._vectors()[1])
-
     def _ends_early(self) -> bool:
         """Whether numbers of clients are known before the last step has gone all the way back."""
         kept = leaves(self.buffers["carry 0"].buffers)  # of modules: plain steps write them last
@@ -308,7 +291,7 @@ class DeviceRound:
             function()  # what is recorded depends on which layers remember
             return
         # what a round does must be the same when it is recorded as when it was first called
-        key = (key, self.loading.rows is not None, self._begins_at_once())
+        key = (key, self.loading.rows is not None, self.beginning.at_once)
         if key not in self._pieces:
             self._pieces[key] = Piece(function, self.pool)
             self._held[key] = {}
@@ -363,7 +346,11 @@ class DeviceRound:
         for g, (group, part) in enumerate(self.seating.parts()):
             info: ClientInfo = tree_map(lambda v, part=part: v[part], buffers["info"])
             seeds, counts = buffers["numbers"][part, 0], buffers["numbers"][part, 1]
-            server, state, size = self._seen_servers(g), buffers[f"state {g}"], counts.to(every)
+            server, state, size = (
+                self.beginning.seen_servers(g),
+                buffers[f"state {g}"],
+                counts.to(every),
+            )
             broadcast, clients = group.open(server, info, state, every[part], size, seeds)
             if self.looks.lanes:
                 # looks are recorded before this is, and would write over what is only held
@@ -386,7 +373,6 @@ class DeviceRound:
             drawn.append((broadcast.round, broadcast.seed))
             carries.append(group.start(broadcast, clients))
         buffers.put("k", torch.zeros((), dtype=self.task.dtype, device=self.device))
-        # (not side by side, though they could be: the host queues a graph that forks more slowly)
         self.drawing.draw(drawn)
         self.seating.put_carries(carries)
         if self.deciding.pending and self.lanes is None and self.shape.room.steps:
@@ -394,53 +380,7 @@ class DeviceRound:
             buffers["k"].zero_()  # nobody has taken a step
         if self.histories is not None:
             start, steps = buffers["broadcast 0"].w, buffers["clients 0"].steps
-            self.histories.begin(start, *self._vectors(), steps)
-
-    def _begins_at_once(self) -> bool:
-        """Whether all that a round begins with can be written by one function."""
-        alone = len(self.crews) == len(self.crews[0].inside) == 1
-        done_before = "carry 0" in self.buffers and not self.deciding.pending
-        hooks = any(self.groups[0].uses(hook) for hook in ("probe", "begin", "start"))
-        return alone and done_before and not hooks
-
-    def _begin_at_once(self) -> None:
-        server = self._seen_servers(0)
-        self.buffers["k"].zero_()  # a graph whose first nodes are two begins one of them late
-        ready = self._aside.run(partial(self._set_out, server))
-        try:
-            self.drawing.draw([(server.round, self.buffers["numbers"][:, 0])])
-        finally:
-            ready()
-
-    def _set_out(self, server: Server) -> None:
-        """Bring everybody to where they begin."""
-        buffers, histories = self.buffers, self.histories
-        if self.loading.rows is not None:
-            self.loading.rows.fetch()
-        held = [buffers[name] for name in ("broadcast 0", "known 0", "k", "carry 0")]
-        held[-1] = self.seating.but_vectors(held[-1])
-        fresh = EMPTY if histories is None else histories.fresh
-        self._at_once(server, buffers["info"], buffers["numbers"], held, fresh)
-        if histories is not None:
-            started = self.groups[0].start(buffers["broadcast 0"], buffers["clients 0"])
-            self.seating.put_vectors(started)
-            histories.clear()
-
-    def _begun(
-        self, server: Server, info: ClientInfo, numbers: Tensor, held: Tree, fresh: Any
-    ) -> Tree:
-        """Write the broadcast, bring everybody to the received model, and begin histories."""
-        group, every = self.groups[0], numbers[:, STEPS:].to(self.task.dtype)
-        size, seeds = numbers[:, 1].to(every), numbers[:, 0]
-        broadcast, clients = group.open(server, info, EMPTY, every, size, seeds)
-        carry = self.seating.but_vectors(group.start(broadcast, clients))
-        begun = [broadcast, self.seating.but_loaded(clients), torch.zeros_like(every[0, 0]), carry]
-        write_over(held, begun)
-        if self.histories is not None:
-            chain = self.stepping.chains.get(0)
-            more = [] if chain is None else chain.shared(broadcast)[1:]
-            self.histories.set_out(fresh, broadcast.w, more, clients.steps)
-        return EMPTY
+            self.histories.begin(start, *self.beginning.vectors(), steps)
 
     def _probed(self, g: int, group: Group, part: slice) -> tuple[Broadcast, Client]:
         """Add to what was written what everybody finds at the received model."""
@@ -466,15 +406,6 @@ class DeviceRound:
             at = group.start(broadcast, clients)._replace(state=clients.state)
         return self.looks.side_by_side(hook, group, part, broadcast, clients, at)
 
-    def _seen_servers(self, g: int) -> Server:
-        """Put together what clients see of their servers: all but the server optimizer's state."""
-        crew = self.crews[g]
-        count = len(crew.group.algo.rules)
-        found = [self.buffers[f"server {g} {h}"] for h in range(len(crew.inside))]
-        seen = [server._replace(states=server.states[:count]) for server in found]
-        made: Server = tree_map(lambda *v: torch.cat(v), *seen) if len(seen) > 1 else seen[0]
-        return made
-
     def _step(
         self, batch: Batch, keys: Tensor, number: Tensor, then: Sequence[Callable[[], None]] = ()
     ) -> None:
@@ -486,7 +417,7 @@ class DeviceRound:
         """Write the models that clients ended with, where layers only remember their steps."""
         assert self.histories is not None, "asked for before"
         models, start = self.buffers["models"][0].flatten(0, 1), self.buffers["broadcast 0"].w
-        more, own = self._vectors()
+        more, own = self.beginning.vectors()
         if self.loading.rows is not None:
             self.loading.rows.fill()
             own = self.stepping.chains[0].own(self.buffers["clients 0"])

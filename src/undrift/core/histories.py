@@ -152,10 +152,10 @@ class Histories:
         for layer in self.layers.values():
             layer.clear(self.spoiled)
 
-    def take_in(self, own: Sequence[Tensor | Lying]) -> None:
-        """Narrow the vectors that each client has, [S, C, P]."""
+    def take_in(self, own: Sequence[Tensor | Lying], *, beside: bool = False) -> None:
+        """Narrow the vectors that each client has, [S, C, P]; `beside` other work, or alone."""
         for layer in self.layers.values():
-            layer.take_in(own)
+            layer.take_in(own, beside=beside)
 
     def at(self, k: Tensor, lr: Tensor) -> Histories:
         """Turn to step k, [] or [n], with rates lr [n]: the first clients of each experiment."""

@@ -139,13 +139,13 @@ class History:
         self.used = x.shape[1] == self.extent.batch
         return self.used
 
-    def take_in(self, own: Sequence[Tensor | Lying]) -> None:
-        """Narrow the vectors of clients, [S, C, P] each."""
+    def take_in(self, own: Sequence[Tensor | Lying], *, beside: bool = False) -> None:
+        """Narrow the vectors of clients, [S, C, P] each; `beside` other work, or alone."""
         for held, vector in zip(self.own, own, strict=True):
             if isinstance(vector, Lying):
                 from undrift.kernels import moving
 
-                moving.narrow(*vector, self.columns.start, held.flatten(0, 1))
+                moving.narrow(*vector, self.columns.start, held.flatten(0, 1), beside=beside)
                 continue
             # row by row, in one launch: each lies together
             mine, rows = held.flatten(0, 1), self.of(vector.flatten(0, 1))

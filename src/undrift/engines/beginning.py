@@ -99,10 +99,10 @@ class Beginning:
             self._histories.set_out(fresh, broadcast.w, more, clients.steps)
         return EMPTY
 
-    def narrow(self) -> None:
-        """Let layers that remember take in what each client has."""
+    def narrow(self, *, beside: bool = False) -> None:
+        """Let layers that remember take in what each client has, `beside` other work or alone."""
         if self._histories is not None:
-            self._histories.take_in(self.vectors()[1])
+            self._histories.take_in(self.vectors()[1], beside=beside)
 
     def vectors(self) -> tuple[list[Tensor], list[Any]]:
         """Give what weights are made of besides the received model and gradients.

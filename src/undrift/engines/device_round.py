@@ -174,9 +174,8 @@ class DeviceRound:
         """Run a round; where layers remember, what they need and leave is moved beside passes."""
         if self.beginning.at_once:
             self.beginning.write()
-            narrowed = (
-                self._aside.run(self.beginning.narrow) if self.beginning.vectors()[1] else nothing
-            )
+            narrow = partial(self.beginning.narrow, beside=True)
+            narrowed = self._aside.run(narrow) if self.beginning.vectors()[1] else nothing
             try:
                 self._all_steps(narrowed, [self._open_end] if self._ends_early() else [])
             except BaseException:

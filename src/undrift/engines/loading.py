@@ -52,7 +52,7 @@ class Loading:
             else:
                 self._states(f"state {g}", own)
         ordered = [turns[i] for i in self.places]
-        self._tell(self._numbers(ordered), [self._padded(w.info) for w in _where_all_are(ordered)])
+        self._tell(self._numbers(ordered), [self._padded(w.info) for w in _in_one_place(ordered)])
         if not self.shape.room.epochs:
             self._put_rows("order", [self._with_room(t.work.order) for t in ordered])
 
@@ -121,7 +121,7 @@ class Loading:
         return made
 
 
-def _where_all_are(turns: Sequence[Turn]) -> list[Assignment]:
-    """Give the work of turns; what is known of clients lies on the host, or nowhere there."""
+def _in_one_place(turns: Sequence[Turn]) -> list[Assignment]:
+    """Give the work of turns, what is known of clients on the host, or all of it on the device."""
     here = all(t.work.info.id.device.type == "cpu" for t in turns)
     return [t.work if here else t.work.told() for t in turns]

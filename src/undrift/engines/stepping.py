@@ -70,7 +70,7 @@ class Stepping:
         self.device, self._heads, self._paces = device, dict[int, Head](), dict[int, Fused]()
         # of groups whose rules are linear: layers take their steps while going back
         self.chains: dict[int, LinearChain] = {}
-        self._aside = Aside(device)
+        self._aside = Aside(device)  # not a round's, whose work may take longer than a step
 
     def take(
         self, groups: Sequence[Group], seats: Sequence[Seat], models: tuple[Tensor, Buffers],

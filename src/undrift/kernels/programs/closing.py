@@ -173,7 +173,12 @@ def close_clients(
                         value = combined(read, n, nothing, j * WIDTH, NEEDS >> (8 * j), WIDTH)
                         added = tl.sum(value * value, 1)
                     else:
-                        added = combined_rows(read, n, nothing, j * WIDTH, NEEDS >> (8 * j), WIDTH)
+                        # rows are added before they are multiplied
+                        rows = ()
+                        for t in tl.static_range(WIDTH):
+                            rows = rows + (tl.sum(read[t], 1),)  # type: ignore[assignment] # noqa: RUF005
+                        none = tl.sum(nothing, 1)
+                        added = combined(rows, n, none, j * WIDTH, NEEDS >> (8 * j), WIDTH)
                     to = parts + ((j * clients + client) * tiles + tile) * BO
                     tl.store(to + tl.arange(0, BO), tl.where(take, added, 0.0))
             elif j < SUMMED + STATES:
@@ -227,19 +232,6 @@ def combined(read, n, none, FIRST: tl.constexpr, NEEDS: tl.constexpr, WIDTH: tl.
                 value += read[t] * n[FIRST + t]
             else:
                 value = read[t] * n[FIRST + t]
-    return value
-
-
-@triton.jit
-def combined_rows(read, n, none, FIRST: tl.constexpr, NEEDS: tl.constexpr, WIDTH: tl.constexpr):
-    """Give the sums of the rows of that: they are added before they are multiplied."""
-    value = tl.sum(none, 1)
-    for t in tl.static_range(WIDTH):
-        if (NEEDS >> t) & 1:
-            if NEEDS & ((1 << t) - 1):
-                value += tl.sum(read[t], 1) * n[FIRST + t]
-            else:
-                value = tl.sum(read[t], 1) * n[FIRST + t]
     return value
 
 

@@ -1,7 +1,7 @@
 """Compile programs for a card of compute capability 9.0, without one.
 
-Those of a cohort's BatchNorm, in a precision, or "steps": those that take the step of a chain where
-gradients are made.  A process of its own: where the interpreter was asked for, there is no
+Those of a cohort's BatchNorm, in a precision; "steps": those that take the step of a chain where
+gradients are made; or "end": those that end a round.  A process of its own: where the interpreter was asked for, there is no
 compiler.  Writes one line of JSON per program: its name, and the widths of its loads and stores as
 PTX calls them.
 """
@@ -19,7 +19,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler import compile as compiled
 
-from undrift.kernels import batchnorm, launches, linear, settling
+from undrift.kernels import batchnorm, closing, columns, launches, linear, settling
+from undrift.kernels.ending import Ending, Placed
 from undrift.kernels.problem import TYPES, Norm, Problem, thin
 from undrift.kernels.tuner import Launch
 
@@ -30,6 +31,8 @@ POINTERS = {
     torch.uint8: "*u8",
     torch.int8: "*i8",
     torch.bool: "*i1",
+    torch.int64: "*i64",
+    torch.float64: "*fp64",
 }
 ALIGNED = [["tt.divisibility", 16]]
 SHAPES = {  # batch, channels, pixels a side, pooled
@@ -59,7 +62,8 @@ def compile_for_hopper(launch: Launch) -> Any:
                 attributes[(i,)] = ALIGNED
     signature |= dict.fromkeys(constants, "constexpr")
     source = ASTSource(launch.program, signature, constants, attributes)
-    options = {"num_warps": launch.constants["num_warps"]}
+    known = ("num_warps", "num_stages", "maxnreg")
+    options = {name: launch.constants[name] for name in known if name in launch.constants}
     return compiled(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
@@ -96,8 +100,35 @@ def steps() -> None:
     linear.descend(p, g, x, weights.view(clients, 64, 1600), bias, step, True, torch.bfloat16)
 
 
+def end() -> None:
+    """Compile what ends a round of SCAFFOLD with momentum: layers both ways, columns, parts."""
+    clients, rows, outputs, inputs = 2, 50, 128, 256
+
+    def vectors(count: int, kind: torch.dtype = torch.float32) -> list[Tensor]:
+        return [torch.empty((1, outputs, inputs), dtype=kind) for _ in range(count)]
+
+    (own,) = (v.expand(1, clients, -1, -1) for v in vectors(1))
+    at = [torch.empty(clients, dtype=torch.int64)]
+    ending = Ending(
+        torch.empty(5, 1, clients, 4), ((0, 1, 2, 3),) * 5, (True, False), vectors(2),
+        torch.ones(2, dtype=torch.bool), [own], torch.ones((1, clients), dtype=torch.bool), [own],
+        [own], vectors(2, torch.float64), placed=Placed(at, at, at, True, 64),
+    )  # fmt: skip
+    p = linear.LinearProblem(clients, rows, inputs, outputs, "bf16")
+    g, x = (torch.empty((clients, rows, n), dtype=torch.bfloat16) for n in (outputs, inputs))
+    for config in (closing.PLAIN, closing.DIRECT):
+        (launch,), added = closing._launches(p, config, g, x, ending, 0.5, 0)
+        launch.run()
+    closing.add_up(added)
+    some = ending.of(lambda v: v[..., 0, :])
+    columns.close_columns(own[:, :, 0], some._replace(placed=None), added)
+
+
 def main(what: str) -> None:
     Launch.run = report  # type: ignore[method-assign]
+    if what == "end":
+        end()
+        return
     if what == "steps":
         steps()
         return

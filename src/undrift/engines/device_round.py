@@ -438,7 +438,7 @@ class DeviceRound:
                     self._open_end()
                 assert self._opened is not None
                 opened, self._opened, placed = self._opened, None, self.loading.rows
-                states, report, rows = self.end.take(opened, self.histories, carry)
+                states, report, rows = self.end.take(opened, self.histories, carry, self._aside)
                 if placed is not None:
                     placed.put(states)
                     states = EMPTY

@@ -18,11 +18,13 @@ import torch
 from torch import Tensor, fx
 from torch.func import vmap
 
+from undrift import kernels
 from undrift.core.algorithm import Broadcast, Client, Report, Row
 from undrift.core.histories import Histories
 from undrift.core.history import LayerEnd
 from undrift.core.tree import Tree, leaves, rebuild, structure
 from undrift.core.views import Carry
+from undrift.engines.branches import Aside
 from undrift.engines.engine import by_client
 from undrift.engines.fused import Fused
 from undrift.engines.graphs import room_for
@@ -62,6 +64,47 @@ class Columns(NamedTuple):
             state.copy_(torch.where(accepted[..., None], value, old))
         for total, value in zip(self.sums, values[len(self.states) :], strict=True):
             total.copy_(_summed(value, accepted))
+
+
+class Rest(NamedTuple):
+    """All that no layer remembers: closed by kernels, or columns for compiled code."""
+
+    parts: list[tuple[Tensor, Ending]]  # by kernels: the model's columns, and what is made of them
+    added: list[Tensor]  # sums over each client's columns, [summed, E, C, parts] of each
+    columns: list[Columns]
+
+    @classmethod
+    def of(cls, histories: Histories, held: Carry, ending: Ending) -> Rest:
+        """Look at what is left of all vectors."""
+        model = held.w
+        parts = [
+            (model[..., c], ending.of(lambda v, c=c: v[..., c])._replace(placed=None))
+            for c in histories.rest(model.shape[-1])
+        ]
+        if kernels.available(model.device):
+            from undrift.kernels import columns as by_kernel
+
+            if all(by_kernel.takes(*part) for part in parts):
+                lead = (len(ending.squares), *ending.taken.shape)
+                sizes = [by_kernel.parts_of(v.shape[-1]) for v, _ in parts]
+                added = [torch.empty((*lead, n), device=model.device) for n in sizes]
+                return cls(parts, added, [])
+        return cls([], [], [_columns(*part) for part in parts])
+
+    def close(self, accepted: Tensor | None = None, again: Tensor | None = None) -> None:
+        """Write states and sums by kernels; again, if a flag is set, of those who are accepted."""
+        for (model, ending), added in zip(self.parts, self.added, strict=True):
+            from undrift.kernels import columns as by_kernel
+
+            if accepted is not None:
+                ending = ending._replace(taken=accepted, again=again)
+            by_kernel.close_columns(model, ending, added)
+
+
+def _columns(model: Tensor, ending: Ending) -> Columns:
+    """Lay out some columns for compiled code."""
+    read = [model, *(v[:, None] for v in ending.shared), *ending.own]
+    return Columns(read, list(ending.states), list(ending.before), list(ending.sums))
 
 
 class Opened(NamedTuple):
@@ -161,27 +204,26 @@ class LinearEnd:
         return Opened(given, plain, kept, ending, layers)
 
     def take(
-        self, opened: Opened, histories: Histories, held: Carry
+        self, opened: Opened, histories: Histories, held: Carry, aside: Aside
     ) -> tuple[tuple[Tree, ...], Report, Row]:
-        """Close a round: next states, sums over clients and what is not summed."""
+        """Close a round: next states, sums over clients and what is not summed.
+
+        What no layer remembers is closed beside the layers, where kernels do that.
+        """
         given, plain, kept, ending, layers = opened
-        added = [layer.close(ending) for layer in layers]
-        columns = [
-            Columns(
-                [
-                    held.w[..., c],
-                    *(v[:, None, c] for v in ending.shared),
-                    *(v[..., c] for v in ending.own),
-                ],
-                *([v[..., c] for v in of] for of in (ending.states, ending.before, ending.sums)),
-            )
-            for c in histories.rest(held.w.shape[-1])
-        ]
+        rest = Rest.of(histories, held, ending._replace(table=plain, needs=self._moving))
+        ready = aside.run(rest.close)
+        try:
+            added = [layer.close(ending) for layer in layers]
+        finally:
+            ready()
         asked = (ending.taken, histories.spoiled)
-        small, accepted = self._close(given, plain, added, columns, kept, *asked)
+        added += rest.added
+        small, accepted = self._close(given, plain, added, rest.columns, kept, *asked)
         found = ending._replace(taken=accepted, again=histories.spoiled)
         for layer in layers:
             layer.close(found)  # seldom: if somebody's numbers are not finite
+        rest.close(accepted, histories.spoiled)
         return self._put_together(small, [*ending.states, *ending.sums])
 
     def _numbered(self, given: Sequence[Tensor], terms: Tensor | None) -> tuple[Tensor, ...]:

@@ -22,7 +22,7 @@ if interpreted():
     mend()
 
 MOST = 2  # vectors of each client, states, and sums of one launch
-ALL = 2**15  # clients of a program: however many there are
+ALL = 128  # clients of a program at most: it adds them up in float32
 MOST_SHARED = 3
 # Weights are made from as many rows.  On an H200 that took 346 us with 500 of them for 61 million
 # weights, where writing and reading took about 500; with 50, 109 instead of 387 for 80 million.
@@ -38,20 +38,31 @@ def takes(p: LinearProblem, size: Size) -> bool:
 def close(p: LinearProblem, g: Tensor, x: Tensor, e: Ending, scale: float) -> Tensor:
     """Write states and sums where weights have moved by scale * g^T x.
 
-    Gives what is added up over each client's weights, [summed, E, C, parts].  g [E * C, R, out] and
+    Gives what is added up over each client's weights, [summed, E, C, 1].  g [E * C, R, out] and
     x [E * C, R, in] have two bytes a number.
     """
     with on_device(g):
         added = _close(p, g, x, e, scale, 0)
+        added = added[..., :1] if e.again is not None else add_up(added)
         for at in range(MOST, len(e.sums), MOST):
             _close(p, g, x, e._replace(squares=(), states=[], before=[]), scale, at)
         return added
 
 
+def add_up(parts: Tensor) -> Tensor:
+    """Add up the last axis, [..., parts] to [..., 1], in float32."""
+    total = torch.empty((*parts.shape[:-1], 1), dtype=parts.dtype, device=parts.device)
+    if total.numel():
+        arguments = (parts, total, parts.shape[-1])
+        constants = dict(BLOCK=4096, num_warps=8)
+        Launch(programs.add_parts, (total.numel(),), arguments, constants).run()
+    return total
+
+
 def _close(p: LinearProblem, g: Tensor, x: Tensor, e: Ending, scale: float, at: int) -> Tensor:
     """Do so with two of the sums, from number `at` on."""
     q = as_tuned(p)
-    counts = (len(e.shared), len(e.own), len(e.squares), len(e.states), len(_sums(e, at)))
+    counts = (len(e.shared), len(e.own), len(e.squares), len(e.states), len(sums_from(e, at)))
     name = f"the end of clients {' '.join(map(str, counts))}"
     config = configuration(name, q, g.device, _candidates(), lambda: _trial(q, g.device, e, at))
     launches, added = _launches(p, config, g, x, e, scale, at)
@@ -64,37 +75,56 @@ def _launches(
     p: LinearProblem, config: Configuration, g: Tensor, x: Tensor, e: Ending, scale: float, at: int
 ) -> tuple[list[Launch], Tensor]:
     experiments, each = e.taken.shape
+    if config.get("DIRECT") and not _lies_in_pairs(p, config, e):
+        config = PLAIN
     pieces = -(-each // config["BC"])
     grid = (-(-p.inputs // config["BI"]), experiments * pieces, -(-p.outputs // config["BO"]))
     rows = grid[0] * grid[2] * config["BO"]
     added = torch.empty((len(e.squares), *e.taken.shape, rows), device=g.device)
-    vectors = [v for w in _theirs(e) for v in _filled(w, g)]
-    common = _filled(e.shared, g, MOST_SHARED)
-    wanted = totals = _sums(e, at)
+    vectors = [v for w in _theirs(e) for v in filled(w, g)]
+    common = filled(e.shared, g, MOST_SHARED)
+    wanted = totals = sums_from(e, at)
     piece = 0
     if pieces > 1:
         room = (len(wanted), experiments, pieces, p.outputs, p.inputs)
         totals = list(torch.empty(room, dtype=torch.float64, device=g.device))
         piece = p.outputs * p.inputs
-    both, again = _filled(totals, g), g if e.again is None else e.again
+    both, again = filled(totals, g), g if e.again is None else e.again
     arguments = (
         g, x, *common, e.used, *vectors[:2], e.table.contiguous(), e.taken.contiguous(),
         *vectors[2:], *both, added, again, scale, p.rows, each, g.stride(0), x.stride(0),
         *(v.stride(0) for v in (*common, *vectors, *both)), piece,
     )  # fmt: skip
-    values = len(e.squares) + len(e.states)
-    first = len(e.needs) - len(e.sums) + at
-    needs = (*e.needs[:values], *e.needs[first : first + len(wanted)])
     constants = dict(
         _constants(p, e, config), SUMMED=len(e.squares), STATES=len(e.states), SUMS=len(wanted),
-        FIRST=first, AGAIN=e.again is not None,
-        NEEDS=sum(_mask(one) << (8 * j) for j, one in enumerate(needs)),
-        SQUARES=sum(1 << j for j, square in enumerate(e.squares) if square),
+        AGAIN=e.again is not None, **packed(e, at),
     )  # fmt: skip
     made = [Launch(programs.close_clients, grid, arguments, constants)]
     if pieces > 1:
         made += [_adding(a, b, e.again) for a, b in zip(totals, wanted, strict=True)]
     return made, added
+
+
+def _lies_in_pairs(p: LinearProblem, config: Configuration, e: Ending) -> bool:
+    """Whether tiles are whole, and every two numbers of a row lie at a multiple of 8 bytes."""
+    whole = p.inputs % config["BI"] == 0 and p.outputs % config["BO"] == 0
+    vectors = list(e.shared)
+    if e.placed is None:
+        vectors += [v.flatten(0, 1) for v in (*e.own, *e.states)]
+    elif not e.placed.aligned or e.placed.column % 2:
+        return False
+    return whole and all(v.data_ptr() % 8 == 0 and v.stride(0) % 2 == 0 for v in vectors)
+
+
+def packed(e: Ending, at: int) -> dict[str, int]:
+    """Give a kernel what values read, the sums from number `at` on among them, and which square."""
+    values, first = len(e.squares) + len(e.states), len(e.needs) - len(e.sums) + at
+    needs = (*e.needs[:values], *e.needs[first : first + len(sums_from(e, at))])
+    return dict(
+        FIRST=first,
+        NEEDS=sum(_mask(one) << (8 * j) for j, one in enumerate(needs)),
+        SQUARES=sum(1 << j for j, square in enumerate(e.squares) if square),
+    )
 
 
 def _theirs(e: Ending) -> list[list[Tensor]]:
@@ -120,11 +150,11 @@ def _constants(p: LinearProblem, e: Ending, config: Configuration) -> dict[str, 
     return dict(
         IN=p.inputs, OUT=p.outputs, SHARED=len(e.shared), OWN=len(e.own), ONE=p.rows <= rows,
         BS=rows, PLACED=e.placed is not None, ALIGNED=e.placed is not None and e.placed.aligned,
-        COLUMN=0 if e.placed is None else e.placed.column, **config,
+        COLUMN=0 if e.placed is None else e.placed.column, **{"DIRECT": False, **config},
     )  # fmt: skip
 
 
-def _sums(e: Ending, at: int) -> Sequence[Tensor]:
+def sums_from(e: Ending, at: int) -> Sequence[Tensor]:
     """Give a sum and the one behind it."""
     return e.sums[at : at + MOST]
 
@@ -133,20 +163,27 @@ def _mask(needs: Sequence[int]) -> int:
     return sum(1 << t for t in needs)
 
 
-def _filled(vectors: Sequence[Tensor], none: Tensor, most: int = MOST) -> list[Tensor]:
+def filled(vectors: Sequence[Tensor], none: Tensor, most: int = MOST) -> list[Tensor]:
     """Give so many tensors to a kernel that looks at as many as there are."""
     return [*vectors, *[none] * most][:most]
 
 
 # ---------------------------------------------------------------------------------------- trials
+PLAIN = dict(BI=32, BO=64, BC=ALL, num_warps=4, num_stages=3)
+# Two programs of most registers are on a processor at once; with less of them, three.
+DIRECT = dict(PLAIN, DIRECT=True, maxnreg=168)
+
+
 def _candidates() -> list[Configuration]:
     # (inputs and outputs of a tile, clients of a program, warps, stages)
     tiles = [(64, 64, ALL, 4, 3), (64, 64, ALL, 4, 2), (32, 64, ALL, 4, 3), (64, 32, ALL, 4, 3)]
     tiles += [(64, 64, ALL, 8, 3), (128, 64, ALL, 8, 2), (64, 64, 25, 4, 3), (64, 64, 10, 4, 3)]
     tiles += [(128, 64, 25, 8, 2), (128, 64, 10, 8, 3), (32, 64, 25, 4, 3), (64, 64, ALL, 4, 4)]
-    if interpreted():
+    if interpreted():  # which knows no assembler
         tiles = [(32, 32, 2, 4, 2), (32, 32, ALL, 4, 2)]
-    return [dict(BI=i, BO=o, BC=c, num_warps=w, num_stages=s) for i, o, c, w, s in tiles]
+    found = [dict(BI=i, BO=o, BC=c, num_warps=w, num_stages=s) for i, o, c, w, s in tiles]
+    direct = [DIRECT, dict(DIRECT, BC=25)]
+    return found if interpreted() else [*found, *direct]
 
 
 def _random(p: LinearProblem, device: torch.device, like: Ending) -> tuple[Tensor, Tensor, Ending]:
@@ -188,7 +225,7 @@ def _one(g: Tensor, x: Tensor, e: Ending, c: int) -> tuple[Ending, Tensor]:
 
 def _totals(p: LinearProblem, g: Tensor, x: Tensor, e: Ending, at: int) -> list[Tensor]:
     """Add up over clients, one after the other."""
-    wanted = [torch.zeros_like(v) for v in _sums(e, at)]
+    wanted = [torch.zeros_like(v) for v in sums_from(e, at)]
     for c in range(p.clients):
         one, moved = _one(g, x, e._replace(states=[], before=[], squares=()), c)
         one.close(moved)
@@ -199,7 +236,7 @@ def _totals(p: LinearProblem, g: Tensor, x: Tensor, e: Ending, at: int) -> list[
 
 def _trial(p: LinearProblem, device: torch.device, like: Ending, at: int) -> Trial:
     g, x, e = _random(p, device, like)
-    last, sums = list[Tensor](), _sums(e, at)
+    last, sums = list[Tensor](), sums_from(e, at)
     totals = cache(lambda: _totals(p, g, x, e, at))
 
     def launches(config: Configuration) -> list[Launch]:

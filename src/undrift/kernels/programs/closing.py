@@ -55,6 +55,93 @@ def vector_at(
         return vectors + place
 
 
+# A product lies otherwise among threads than what is loaded: a thread has two neighbours of a row,
+# and two of the row eight below.  The compiler brings one to the other through shared memory, where
+# all threads wait.  Or each reads and writes its own two numbers, of which four threads make up the
+# 32 bytes that memory gives at once; that takes a few instructions that the language has not.
+@triton.jit
+def loaded(source, at, real, like, DIRECT: tl.constexpr):
+    """Load a tile where it is real, or DIRECT as a product lies."""
+    if DIRECT:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b64 place;
+            mul.wide.s32 place, $4, 4;
+            add.s64 place, place, $2;
+            ld.global.v2.b32 {$0, $1}, [place];
+            }""",
+            "=r,=r,l,l,r,r,r,r",
+            [source.to(tl.int64), at, like],
+            dtype=tl.float32,
+            is_pure=False,
+            pack=2,
+        )
+    else:
+        return tl.load(source + at, mask=real, other=0.0)
+
+
+@triton.jit
+def held_as(vector, product, DIRECT: tl.constexpr):
+    """Bring what was loaded to where a product lies, if it does not lie there.
+
+    Added to one, a vector is brought over once; left to itself the compiler brings every multiple.
+    """
+    if DIRECT:
+        return vector
+    else:
+        return product + vector
+
+
+@triton.jit
+def as_product(source, at, real, there, like, DIRECT: tl.constexpr):
+    """Load a tile and give it as a product lies; 0 if it is not there."""
+    if DIRECT:
+        return tl.where(there, loaded(source, at, real, like, True), 0.0)
+    else:
+        return like + loaded(source, at, real & there, like, False)
+
+
+@triton.jit
+def put(to, at, value, take):
+    """Write a tile from where a product lies, if the client counts."""
+    tl.inline_asm_elementwise(
+        """{
+        .reg .b64 place;
+        .reg .pred take;
+        mul.wide.s32 place, $4, 4;
+        add.s64 place, place, $2;
+        setp.ne.s32 take, $8, 0;
+        @take st.global.v2.b32 [place], {$6, $7};
+        mov.b32 $0, 0;
+        mov.b32 $1, 0;
+        }""",
+        "=r,=r,l,l,r,r,r,r,r,r",
+        [to.to(tl.int64), at, value, take.to(tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=2,
+    )
+
+
+@triton.jit
+def put_rows(to, at, value):
+    """Write one number of each row from where a product's rows lie."""
+    tl.inline_asm_elementwise(
+        """{
+        .reg .b64 place;
+        mul.wide.s32 place, $2, 4;
+        add.s64 place, place, $1;
+        st.global.b32 [place], $3;
+        mov.b32 $0, 0;
+        }""",
+        "=r,l,r,r",
+        [to.to(tl.int64), at, value],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
 @triton.jit(do_not_specialize=["ROWS", "EACH"])
 def close_clients(
     g, x, shared, shared_1, shared_2, used, own, own_more, table, taken, state, state_more, before,
@@ -65,7 +152,7 @@ def close_clients(
     SUMMED: tl.constexpr, STATES: tl.constexpr, SUMS: tl.constexpr, FIRST: tl.constexpr,
     NEEDS: tl.constexpr, SQUARES: tl.constexpr, AGAIN: tl.constexpr, ONE: tl.constexpr,
     PLACED: tl.constexpr, ALIGNED: tl.constexpr, COLUMN: tl.constexpr,
-    BC: tl.constexpr, BS: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr,
+    BC: tl.constexpr, BS: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
     """Write the states of BC clients, the sums over a tile of their weights, and over clients.
 
@@ -74,7 +161,8 @@ def close_clients(
     numbers begin at row FIRST of the table.  Of what is shared, only what is `used` at all is
     loaded.  AGAIN: states and sums over clients alone, and only if the flag is set.  PLACED: own
     vectors, states and those before are tables of addresses of whole vectors, in which this layer
-    begins at COLUMN.
+    begins at COLUMN.  DIRECT: threads read and write what they hold of a product, two numbers at a
+    time, without bringing it to where neighbours hold what lies together; tiles are whole.
     """
     if AGAIN:  # noqa: SIM102 (the compiler knows one of the two)
         if tl.load(again) == 0:
@@ -90,23 +178,21 @@ def close_clients(
     o = tl.program_id(2) * BO + tl.arange(0, BO)
     at = o[:, None] * IN + i[None, :]
     real = (o < OUT)[:, None] & (i < IN)[None, :]
-    # A product lies otherwise among threads than what is loaded.  Added to one, a vector is brought
-    # over once; left to itself the compiler brings every multiple of it.
     kind = x.dtype.element_ty
-    nothing = tl.dot(tl.zeros((BO, BS), kind), tl.zeros((BS, BI), kind))
+    nothing = tl.dot(tl.zeros((BO, BS), kind), tl.zeros((BS, BI), kind))  # lies as products do
     common = ()  # (tuples grow by + alone here)
     if SHARED > 0:
-        there = real & (tl.load(used) != 0)
-        base = tl.load(shared + experiment * shared_one + at, mask=there, other=0.0)
-        common = common + (nothing + base,)  # type: ignore[assignment] # noqa: RUF005
+        base = shared + experiment * shared_one
+        known = tl.load(used) != 0
+        common = common + (as_product(base, at, real, known, nothing, DIRECT),)  # type: ignore[assignment] # noqa: RUF005
     if SHARED > 1:
-        there = real & (tl.load(used + 1) != 0)
-        base = tl.load(shared_1 + experiment * shared_1_one + at, mask=there, other=0.0)
-        common = common + (nothing + base,)  # type: ignore[assignment] # noqa: RUF005
+        base = shared_1 + experiment * shared_1_one
+        known = tl.load(used + 1) != 0
+        common = common + (as_product(base, at, real, known, nothing, DIRECT),)  # type: ignore[assignment] # noqa: RUF005
     if SHARED > 2:
-        there = real & (tl.load(used + 2) != 0)
-        base = tl.load(shared_2 + experiment * shared_2_one + at, mask=there, other=0.0)
-        common = common + (nothing + base,)  # type: ignore[assignment] # noqa: RUF005
+        base = shared_2 + experiment * shared_2_one
+        known = tl.load(used + 2) != 0
+        common = common + (as_product(base, at, real, known, nothing, DIRECT),)  # type: ignore[assignment] # noqa: RUF005
     WIDTH: tl.constexpr = 1 + SHARED + OWN
     VALUES: tl.constexpr = SUMMED + STATES + SUMS
     last = tl.minimum(first + BC, EACH)
@@ -114,18 +200,18 @@ def close_clients(
     if OWN > 0:
         place = place_of(own, experiment * EACH + first, own_client, PLACED)
         source = vector_at(own, place, PLACED, ALIGNED, COLUMN)
-        next_own = tl.load(source + at, mask=real, other=0.0)
+        next_own = loaded(source, at, real, nothing, DIRECT)
         place = place_of(
             own, experiment * EACH + tl.minimum(first + 1, last - 1), own_client, PLACED
         )
     if OWN > 1:
         more = place_of(own_more, experiment * EACH + first, own_more_client, PLACED)
         source = vector_at(own_more, more, PLACED, ALIGNED, COLUMN)
-        next_more = tl.load(source + at, mask=real, other=0.0)
+        next_more = loaded(source, at, real, nothing, DIRECT)
         begin = experiment * EACH + tl.minimum(first + 1, last - 1)
         more = place_of(own_more, begin, own_more_client, PLACED)
-    made = nothing.to(tl.float64)
-    made_more = nothing.to(tl.float64)
+    made = tl.zeros((BO, BI), tl.float32)
+    made_more = tl.zeros((BO, BI), tl.float32)
     for c in range(first, last):
         client = experiment * EACH + c
         there = real & (c + 1 < last)
@@ -144,12 +230,12 @@ def close_clients(
         if OWN > 0:
             mine = next_own
             source = vector_at(own, place, PLACED, ALIGNED, COLUMN)
-            next_own = tl.load(source + at, mask=there, other=0.0)
+            next_own = loaded(source, at, there, nothing, DIRECT)
             place = place_of(own, behind, own_client, PLACED)
         if OWN > 1:
             mine_1 = next_more
             source = vector_at(own_more, more, PLACED, ALIGNED, COLUMN)
-            next_more = tl.load(source + at, mask=there, other=0.0)
+            next_more = loaded(source, at, there, nothing, DIRECT)
             more = place_of(own_more, behind, own_more_client, PLACED)
         if STATES > 0:
             to_state = place_of(state, client, state_client, PLACED)
@@ -160,34 +246,34 @@ def close_clients(
         # who does not count is 0 wherever it differs from others
         read = (tl.where(take, moved, 0.0),) + common  # noqa: RUF005
         if OWN > 0:
-            theirs = tl.where(take, nothing + mine, 0.0)
+            theirs = tl.where(take, held_as(mine, nothing, DIRECT), 0.0)
             read = read + (theirs,)  # type: ignore[assignment] # noqa: RUF005
         if OWN > 1:
-            theirs = tl.where(take, nothing + mine_1, 0.0)
+            theirs = tl.where(take, held_as(mine_1, nothing, DIRECT), 0.0)
             read = read + (theirs,)  # type: ignore[assignment] # noqa: RUF005
         for j in tl.static_range(VALUES):
             if j < SUMMED:
                 if not AGAIN:
-                    # row by row: warps need not wait for each other
+                    value = combined(read, n, nothing, j * WIDTH, NEEDS >> (8 * j), WIDTH)
                     if (SQUARES >> j) & 1:
-                        value = combined(read, n, nothing, j * WIDTH, NEEDS >> (8 * j), WIDTH)
-                        added = tl.sum(value * value, 1)
-                    else:
-                        # rows are added before they are multiplied
-                        rows = ()
-                        for t in tl.static_range(WIDTH):
-                            rows = rows + (tl.sum(read[t], 1),)  # type: ignore[assignment] # noqa: RUF005
-                        none = tl.sum(nothing, 1)
-                        added = combined(rows, n, none, j * WIDTH, NEEDS >> (8 * j), WIDTH)
+                        value *= value
+                    # row by row: warps need not wait for each other
+                    added = tl.where(take, tl.sum(value, 1), 0.0)
                     to = parts + ((j * clients + client) * tiles + tile) * BO
-                    tl.store(to + tl.arange(0, BO), tl.where(take, added, 0.0))
+                    if DIRECT:
+                        put_rows(to, tl.arange(0, BO), added)
+                    else:
+                        tl.store(to + tl.arange(0, BO), added)
             elif j < SUMMED + STATES:
                 value = combined(read, n, nothing, j * WIDTH, NEEDS >> (8 * j), WIDTH)
                 if j == SUMMED:
                     new = vector_at(state, to_state, PLACED, ALIGNED, COLUMN)
                 else:
                     new = vector_at(state_more, to_more, PLACED, ALIGNED, COLUMN)
-                tl.store(new + at, value, mask=real & take)
+                if DIRECT:
+                    put(new, at, value, take)
+                else:
+                    tl.store(new + at, value, mask=real & take)
                 if take == 0:
                     if j == SUMMED:
                         kept = place_of(before, client, before_client, PLACED)
@@ -199,13 +285,14 @@ def close_clients(
             else:
                 # what clients share is added once, below
                 alone = (NEEDS >> (8 * j)) & ~(((1 << SHARED) - 1) << 1)
-                value = combined(read, n, nothing, j * WIDTH, alone, WIDTH).to(tl.float64)
                 if j == SUMMED + STATES:
-                    made += value
+                    made = added_to(made, read, n, j * WIDTH, alone, WIDTH)
                 else:
-                    made_more += value
+                    made_more = added_to(made_more, read, n, j * WIDTH, alone, WIDTH)
     begin = experiment * EACH + first
     end = experiment * EACH + last
+    made = made.to(tl.float64)
+    made_more = made_more.to(tl.float64)
     for t in tl.static_range(SHARED):
         if SUMS > 0 and (NEEDS >> (8 * (VALUES - SUMS) + 1 + t)) & 1:
             often = added_up(table + FIRST * clients * WIDTH + 1 + t, taken, begin, end, WIDTH)
@@ -233,6 +320,15 @@ def combined(read, n, none, FIRST: tl.constexpr, NEEDS: tl.constexpr, WIDTH: tl.
             else:
                 value = read[t] * n[FIRST + t]
     return value
+
+
+@triton.jit
+def added_to(made, read, n, FIRST: tl.constexpr, NEEDS: tl.constexpr, WIDTH: tl.constexpr):
+    """Add what is read as often as the numbers from FIRST on say."""
+    for t in tl.static_range(WIDTH):
+        if (NEEDS >> t) & 1:
+            made += read[t] * n[FIRST + t]
+    return made
 
 
 @triton.jit
@@ -271,3 +367,14 @@ def add_pieces(
         made += tl.load(source, mask=real, other=0.0)
         source += piece
     tl.store(total + experiment * total_one + at, made, mask=real)
+
+
+@triton.jit(do_not_specialize=["PARTS"])
+def add_parts(parts, total, PARTS, BLOCK: tl.constexpr):
+    """Add up row program_id(0) of parts."""
+    source = parts + tl.program_id(0).to(tl.int64) * PARTS
+    made = tl.zeros((BLOCK,), tl.float32)
+    for begin in range(0, PARTS, BLOCK):
+        here = begin + tl.arange(0, BLOCK)
+        made += tl.load(source + here, mask=here < PARTS, other=0.0)
+    tl.store(total + tl.program_id(0), tl.sum(made, 0))

@@ -1,0 +1,104 @@
+"""The end of a round, for columns that no layer remembers: see kernels/columns.py.
+
+Masks and values are those of programs/closing.py, but vector 0 is the model that a client ended
+with.
+"""
+
+import triton
+import triton.language as tl
+
+from undrift.kernels.programs.closing import combined
+
+
+@triton.jit(do_not_specialize=["SIZE", "EACH"])
+def close_columns(
+    model, shared, shared_1, shared_2, own, own_more, table, taken, state, state_more, before,
+    before_more, total, total_more, parts, again, SIZE, EACH, model_client, shared_one,
+    shared_1_one, shared_2_one, own_client, own_more_client, state_client, state_more_client,
+    before_client, before_more_client, total_one, total_more_one,
+    SHARED: tl.constexpr, OWN: tl.constexpr, SUMMED: tl.constexpr, STATES: tl.constexpr,
+    SUMS: tl.constexpr, FIRST: tl.constexpr, NEEDS: tl.constexpr, SQUARES: tl.constexpr,
+    AGAIN: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Write states, sums over clients, and sums over BN columns of each client.
+
+    The latter are parts[j, client, program].  BC clients are looked at together.
+    """
+    if AGAIN:  # noqa: SIM102 (the compiler knows one of the two)
+        if tl.load(again) == 0:
+            return
+    experiment = tl.program_id(1).to(tl.int64)
+    clients, programs = tl.num_programs(1) * EACH, tl.num_programs(0)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    real = n < SIZE
+    nothing = tl.zeros((BC, BN), tl.float32)
+    common = ()  # (tuples grow by + alone here)
+    if SHARED > 0:
+        base = tl.load(shared + experiment * shared_one + n, mask=real, other=0.0)
+        common = common + (nothing + base[None, :],)  # type: ignore[assignment] # noqa: RUF005
+    if SHARED > 1:
+        base = tl.load(shared_1 + experiment * shared_1_one + n, mask=real, other=0.0)
+        common = common + (nothing + base[None, :],)  # type: ignore[assignment] # noqa: RUF005
+    if SHARED > 2:
+        base = tl.load(shared_2 + experiment * shared_2_one + n, mask=real, other=0.0)
+        common = common + (nothing + base[None, :],)  # type: ignore[assignment] # noqa: RUF005
+    WIDTH: tl.constexpr = 1 + SHARED + OWN
+    VALUES: tl.constexpr = SUMMED + STATES + SUMS
+    made = tl.zeros((BN,), tl.float64)
+    made_more = tl.zeros((BN,), tl.float64)
+    for begin in range(0, EACH, BC):
+        c = begin + tl.arange(0, BC)
+        there = c < EACH
+        client = experiment * EACH + c
+        take = tl.load(taken + client, mask=there, other=0) != 0
+        whole = take[:, None] & real[None, :]
+        left = (there & (take == 0))[:, None] & real[None, :]
+        # who does not count is not looked at: it need not be finite
+        read = (at(model, client, model_client, n, whole),) + common  # noqa: RUF005
+        if OWN > 0:
+            read = read + (at(own, client, own_client, n, whole),)  # type: ignore[assignment] # noqa: RUF005
+        if OWN > 1:
+            read = read + (at(own_more, client, own_more_client, n, whole),)  # type: ignore[assignment] # noqa: RUF005
+        for j in tl.static_range(VALUES):
+            row = j if j < SUMMED + STATES else FIRST + j - SUMMED - STATES
+            often = ()
+            for t in tl.static_range(WIDTH):
+                one = tl.load(table + (row * clients + client) * WIDTH + t, mask=take, other=0.0)
+                often = often + (one[:, None],)  # type: ignore[assignment] # noqa: RUF005
+            value = combined(read, often, nothing, 0, NEEDS >> (8 * j), WIDTH)
+            value = tl.where(whole, value, 0.0)
+            if j < SUMMED:
+                if not AGAIN:
+                    if (SQUARES >> j) & 1:
+                        value *= value
+                    to = parts + (j * clients + client) * programs + tl.program_id(0)
+                    tl.store(to, tl.sum(value, 1), mask=there)
+            elif j == SUMMED and STATES > 0:
+                put(state, state_client, before, before_client, client, n, value, whole, left)
+            elif j < SUMMED + STATES:
+                put(
+                    state_more, state_more_client, before_more, before_more_client, client, n,
+                    value, whole, left,
+                )  # fmt: skip
+            elif j == SUMMED + STATES:
+                made += tl.sum(value.to(tl.float64), 0)
+            else:
+                made_more += tl.sum(value.to(tl.float64), 0)
+    if SUMS > 0:
+        tl.store(total + experiment * total_one + n, made, mask=real)
+    if SUMS > 1:
+        tl.store(total_more + experiment * total_more_one + n, made_more, mask=real)
+
+
+@triton.jit
+def at(vectors, client, stride, n, here):
+    """Load columns of some clients' vectors."""
+    return tl.load(vectors + client[:, None] * stride + n[None, :], mask=here, other=0.0)
+
+
+@triton.jit
+def put(state, stride, before, before_stride, client, n, value, taken, left):
+    """Write states: a value of who counts, the state before of who does not."""
+    to = state + client[:, None] * stride + n[None, :]
+    tl.store(to, value, mask=taken)
+    tl.store(to, at(before, client, before_stride, n, left), mask=left)

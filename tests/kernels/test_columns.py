@@ -1,0 +1,75 @@
+"""The end of a round where no layer remembers, against the same operations in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="the kernels need triton")
+
+from undrift.kernels import closing, columns
+from undrift.kernels.ending import Ending
+from undrift.testing.compare import distance
+
+NEEDS = ((0, 1), (0, 1, 2, 3), (1, 2, 3, 4), (0, 4), (0, 1, 2, 4), (3,), (0, 2))
+SIZE, FAR = 300, 7  # more than a program has, and no multiple of it; columns of longer vectors
+
+
+def an_ending(device: torch.device, each: tuple[int, int]) -> tuple[Tensor, Ending]:
+    """Two of everything, and three sums; the second client of the first experiment is refused."""
+    source = torch.Generator().manual_seed(0)
+
+    def some(*lead: int) -> Tensor:
+        return torch.randn((*lead, FAR + SIZE), generator=source).to(device)[..., FAR:]
+
+    taken = torch.ones(each, dtype=torch.bool, device=device)
+    taken[0, 1] = False
+    table = torch.randn((len(NEEDS), *each, 5), generator=source).to(device)
+    model, own = some(*each), [some(*each) for _ in range(2)]
+    table[:, 0, 1], model[0, 1], own[1][0, 1] = torch.inf, torch.nan, torch.inf
+    states, before = ([some(*each) for _ in range(2)] for _ in range(2))
+    shared, sums = ([some(each[0]) for _ in range(count)] for count in (2, 3))
+    used = torch.ones(2, dtype=torch.bool, device=device)
+    return model, Ending(
+        table, NEEDS, (True, False), shared, used, own, taken, states, before,
+        [v.double() for v in sums],
+    )  # fmt: skip
+
+
+def wide(e: Ending) -> Ending:
+    """Copy it in float64, with weights [1, n]."""
+
+    def twin(vectors: list[Tensor]) -> list[Tensor]:
+        return [v.double().clone().unsqueeze(-2) for v in vectors]
+
+    vectors = {name: twin(getattr(e, name)) for name in ("shared", "own", "states", "before")}
+    return e._replace(table=e.table.double(), sums=twin(e.sums), **vectors)
+
+
+@pytest.mark.parametrize("again", [None, False, True])
+@pytest.mark.parametrize("each", [(2, 3), (1, 20)])  # fewer clients than a tile has, and more
+def test_every_value_is_written(each, again, device):
+    model, e = an_ending(device, each)
+    if again is not None:
+        e = e._replace(again=torch.tensor(again, device=device))
+    before, wanted = wide(e), wide(e)
+    added = torch.full((2, *each, columns.parts_of(SIZE)), torch.nan, device=device)
+    assert columns.takes(model, e)
+    columns.close_columns(model, e, added)
+    sums = wanted.close(model.double().unsqueeze(-2))
+    found, right, old = ([*w.states, *w.sums] for w in (wide(e), wanted, before))
+    assert distance(found, right) < 1e-5
+    assert all(map(torch.equal, found, old)) == (again is False)
+    if again is None:
+        assert distance([closing.add_up(added)], [sums]) < 1e-5
+        assert not bool(added[:, 0, 1].any())
+
+
+def test_what_the_kernel_takes(device):
+    model, e = an_ending(device, (2, 3))
+    assert columns.takes(model, e)
+    assert not columns.takes(model.double(), e)
+    assert not columns.takes(model, e._replace(own=[*e.own, e.own[0]]))
+    assert not columns.takes(model, e._replace(own=[e.own[0][:, :2]]))  # clients unevenly apart
+    assert not columns.takes(model, e._replace(shared=[e.shared[0]] * 4))

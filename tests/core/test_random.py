@@ -8,6 +8,7 @@ import torch
 
 from undrift.core.random import (
     Seeds,
+    _by_counting,
     bits,
     fold,
     host_fold,
@@ -215,6 +216,12 @@ def test_an_empty_range_is_refused():
         integers(0, 0, 3, 3)
 
 
+def test_counting_sorts_as_a_stable_sort_does():
+    ranks = bits(fold(0, torch.arange(40))[:, None], torch.arange(9)) % 5  # many are equal
+    ranks[:, 6:] = 2**63 - 1
+    assert torch.equal(_by_counting(ranks, torch.arange(9)), ranks.argsort(dim=-1, stable=True))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_draws_the_same_bits():
@@ -223,5 +230,6 @@ def test_cuda_draws_the_same_bits():
     assert torch.equal(here, there.cpu())
     for draw in (bits, uniform, lambda k, i: integers(k, i, 3, 1000)):
         assert torch.equal(draw(here, ids), draw(there, ids.cuda()).cpu())
-    assert torch.equal(permutation(here, 60, 64), permutation(there, 60, 64).cpu())
+    for width in (64, 256):
+        assert torch.equal(permutation(here, 60, width), permutation(there, 60, width).cpu())
     assert torch.allclose(normal(here, ids), normal(there, ids.cuda()).cpu(), rtol=1e-14)

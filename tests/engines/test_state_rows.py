@@ -8,6 +8,7 @@ import undrift as fl
 from undrift.core import histories
 from undrift.core.seam import Seam
 from undrift.core.tree import EMPTY, leaves, record
+from undrift.engines import branches, device_round, stepping
 from undrift.engines.state_rows import StateRows
 from undrift.testing.world import numbers
 
@@ -229,3 +230,38 @@ def test_rows_of_a_round_are_kept_as_long_as_somebody_may_ask(tmp_path):
     copies.run(4)
     assert torch.equal(with_rows, copies._trained.models())
     assert not all(map(torch.equal, leaves(wanted), leaves(made.store.gather(range(5)))))
+
+
+class Late:
+    """Work aside as late as it may come: when somebody waits for it, or for what came behind."""
+
+    def __init__(self, device):
+        self.calls = []
+
+    def run(self, call):
+        self.calls.append(call)
+        place = len(self.calls)
+
+        def wait():
+            for at in range(place):
+                self.calls[at]()
+                self.calls[at] = branches.nothing
+
+        return wait
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="a device has branches of its own")
+@pytest.mark.parametrize("name", [*CHAINS, "fedavg"])
+def test_branches_wait_for_each_other(name, monkeypatch):
+    """What is done aside is there when it is read, whichever branch is slow."""
+    build = CHAINS.get(name, lambda: fl.fedavg(0.1))
+    at_once = trainer(build)
+    at_once.run(4)
+    monkeypatch.setattr(device_round, "Aside", Late)
+    monkeypatch.setattr(stepping, "Aside", Late)
+    late = trainer(build)
+    late.run(4)
+    (runner,) = late.engine._rounds
+    assert len(runner._aside.calls) > 9 and runner.reading.may_fetch()
+    assert runner._may_be_late() == (name != "fedavg")
+    same(at_once, late)

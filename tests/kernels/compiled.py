@@ -1,9 +1,9 @@
 """Compile programs for a card of compute capability 9.0, without one.
 
 Those of a cohort's BatchNorm, in a precision; "steps": those that take the step of a chain where
-gradients are made; or "end": those that end a round.  A process of its own: where the interpreter was asked for, there is no
-compiler.  Writes one line of JSON per program: its name, and the widths of its loads and stores as
-PTX calls them.
+gradients are made; or "end": those that end a round.  A process of its own: where the interpreter
+was asked for, there is no compiler.  Writes one line of JSON per program: its name, and the widths
+of its loads and stores as PTX calls them.
 """
 
 from __future__ import annotations

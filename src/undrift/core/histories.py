@@ -189,6 +189,15 @@ class Histories:
             self._moves.taken = None
 
     @contextmanager
+    def awaiting(self, ready: Callable[[], None]) -> Iterator[None]:
+        """Take a step whose layers call this before they read anything that is remembered."""
+        self._moves.awaited = ready
+        try:
+            yield
+        finally:
+            self._moves.awaited = None
+
+    @contextmanager
     def once_remembered(self, call: Callable[[], None]) -> Iterator[None]:
         """Make a call when all layers have remembered the step that is taken inside.
 
@@ -219,6 +228,11 @@ class Histories:
     def known(self) -> bool:
         """Whether a step has told which layers remember."""
         return all(layer.used is not None for layer in self.layers.values())
+
+    @property
+    def used(self) -> bool:
+        """Whether all layers remember."""
+        return all(layer.used for layer in self.layers.values())
 
     @property
     def by_kernels(self) -> bool:

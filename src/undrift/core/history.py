@@ -100,6 +100,7 @@ class Moves:
     weights: Tensor | None = None  # [S, C, shared + own], of the vectors; None: of W0 alone, 1
     taken: int | None = None  # most steps that anybody has taken, where that is known: 0 is at W0
     told: Callable[[], None] | None = None  # is called by a layer that has remembered a step
+    awaited: Callable[[], None] | None = None  # is called by a layer before it reads anything
 
 
 class History:
@@ -170,6 +171,8 @@ class History:
 
     def forward(self, x: Tensor, b: Tensor | None, result: torch.dtype) -> tuple[Tensor, Tensor]:
         """Apply the layer to x [n, B, in]; gives y and x in the operand type."""
+        if self.moves.awaited is not None:
+            self.moves.awaited()
         operand = x.to(self.kind)
         y = self._by_shared(operand)
         for part, held in self._parts(len(x), self.moves.taken):

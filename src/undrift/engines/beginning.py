@@ -5,14 +5,14 @@ Letters: S experiments, C clients of a cohort and the padding behind them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from undrift.core.algorithm import Server
+from undrift.core.algorithm import Broadcast, Client, Server
 from undrift.core.histories import Histories
 from undrift.core.rule import ClientInfo
 from undrift.core.tree import EMPTY, Tree, tree_map
@@ -43,6 +43,7 @@ class Beginning:
         self._loading, self._drawing, self._seating = loading, drawing, seating
         self._aside = aside
         compiled = deciding.device.type == "cuda"
+        self._send = Fused(self._sent, "the model that is sent", compiled=compiled, proven=True)
         self._at_once = Fused(
             self._begun, "the beginning of a round", compiled=compiled, proven=True
         )
@@ -59,40 +60,67 @@ class Beginning:
         hooks = any(self._crews[0].group.uses(hook) for hook in ("probe", "begin", "start"))
         return alone and done_before and not hooks
 
-    def write(self) -> None:
-        """Begin a round at once; clients' own vectors are still to be narrowed."""
+    def write(self) -> Callable[[], None]:
+        """Begin a round at once; clients' own vectors are still to be narrowed.
+
+        Models lie there and batches are drawn.  What it gives has to be called before anything
+        else is read that a round begins with.
+        """
         server = self.seen_servers(0)
         self._buffers["k"].zero_()  # a graph whose first nodes are two begins one of them late
-        ready = self._aside.run(partial(self._set_out, server))
+        begun = self._aside.run(partial(self._bring_models, server))
+        done = self._aside.run(partial(self._set_out, server))
         try:
             self._drawing.draw([(server.round, self._buffers["numbers"][:, 0])])
-        finally:
-            ready()
+        except BaseException:
+            done()
+            raise
+        begun()
+        return done
+
+    def _bring_models(self, server: Server) -> None:
+        """Write the model that is sent, and what steps move of it."""
+        broadcast = self._buffers["broadcast 0"]
+        self._send(server, self._buffers["info"], self._buffers["numbers"], broadcast.w)
+        if self._histories is not None:
+            clients = self._seating.clients
+            self._seating.put_model(broadcast.w[:, None].expand(-1, clients, -1))
 
     def _set_out(self, server: Server) -> None:
-        """Bring everybody to where they begin."""
+        """Bring all else to where everybody begins."""
         buffers, histories = self._buffers, self._histories
         if self._loading.rows is not None:
             self._loading.rows.fetch()
         held = [buffers[name] for name in ("broadcast 0", "known 0", "k", "carry 0")]
-        held[-1] = self._seating.but_vectors(held[-1])
+        held[0], held[-1] = held[0]._replace(w=EMPTY), self._seating.but_vectors(held[-1])
         fresh = EMPTY if histories is None else histories.fresh
         self._at_once(server, buffers["info"], buffers["numbers"], held, fresh)
         if histories is not None:
             started = self._crews[0].group.start(buffers["broadcast 0"], buffers["clients 0"])
-            self._seating.put_vectors(started)
+            self._seating.put_but_model(started)
             histories.clear()
+
+    def _sent(self, server: Server, info: ClientInfo, numbers: Tensor, to: Tensor) -> Tree:
+        """Write the model that is sent."""
+        to.copy_(self._opened(server, info, numbers)[0].w)
+        return EMPTY
+
+    def _opened(
+        self, server: Server, info: ClientInfo, numbers: Tensor
+    ) -> tuple[Broadcast, Client]:
+        every = numbers[:, STEPS:].to(self._deciding.task.dtype)
+        size, seeds = numbers[:, 1].to(every), numbers[:, 0]
+        return self._crews[0].group.open(server, info, EMPTY, every, size, seeds)
 
     def _begun(
         self, server: Server, info: ClientInfo, numbers: Tensor, held: Tree, fresh: Any
     ) -> Tree:
         """Write the broadcast, bring everybody to the received model, and begin histories."""
-        group, every = self._crews[0].group, numbers[:, STEPS:].to(self._deciding.task.dtype)
-        size, seeds = numbers[:, 1].to(every), numbers[:, 0]
-        broadcast, clients = group.open(server, info, EMPTY, every, size, seeds)
-        carry = self._seating.but_vectors(group.start(broadcast, clients))
-        begun = [broadcast, self._seating.but_loaded(clients), torch.zeros_like(every[0, 0]), carry]
-        write_over(held, begun)
+        broadcast, clients = self._opened(server, info, numbers)
+        started = self._crews[0].group.start(broadcast, clients)
+        carry, none = self._seating.but_vectors(started), torch.zeros_like(clients.steps[0, 0])
+        rest = broadcast._replace(w=EMPTY)
+        write_over(held, [rest, self._seating.but_loaded(clients), none, carry])
         if self._histories is not None:
             chain = self._deciding.stepping.chains.get(0)
             more = [] if chain is None else chain.shared(broadcast)[1:]

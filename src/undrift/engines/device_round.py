@@ -13,7 +13,7 @@ Letters: S experiments, C clients of a cohort and the padding behind them, K loc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -173,13 +173,18 @@ class DeviceRound:
     def _whole_round(self) -> None:
         """Run a round; where layers remember, what they need and leave is moved beside passes."""
         if self.beginning.at_once:
-            self.beginning.write()
-            narrow = partial(self.beginning.narrow, beside=True)
-            narrowed = self._aside.run(narrow) if self.beginning.vectors()[1] else nothing
+            begun = self.beginning.write()
+            if not self._may_be_late():
+                begun()
+                begun = nothing
+            fetches = self.reading.may_fetch()
+            ready = self._aside.run(partial(self._prepare_others, fetches))
             try:
-                self._all_steps(narrowed, [self._open_end] if self._ends_early() else [])
+                last = [self._open_end] if self._ends_early() else []
+                self._all_steps(begun, ready, last, fetched=fetches)
             except BaseException:
-                narrowed()
+                begun()
+                ready()
                 raise
         else:
             self._open_and_begin()
@@ -196,7 +201,7 @@ class DeviceRound:
 
     def _open_and_begin(self) -> None:
         if self.beginning.at_once:
-            self.beginning.write()
+            self.beginning.write()()
             self.beginning.narrow()
             return
         if self.loading.rows is not None:
@@ -249,19 +254,46 @@ class DeviceRound:
         return self.lanes is None and room.epochs > 0 and room.steps <= MOST_STEPS
 
     def _all_steps(
-        self, ready: Callable[[], None] = nothing, last: Sequence[Callable[[], None]] = ()
+        self,
+        begun: Callable[[], None] = nothing,
+        ready: Callable[[], None] = nothing,
+        last: Sequence[Callable[[], None]] = (),
+        *,
+        fetched: bool = False,
     ) -> None:
         """Take as many steps as there may be, from the first one on.
 
-        The first is taken at the received model: vectors of clients are waited for behind it.  What
-        is to be done beside the `last` one is done when layers have remembered it.
+        All that the first one reads before a layer that remembers is there; for the rest that layer
+        waits.  It is taken at the received model: vectors of clients, and where they are `fetched`
+        examples of later steps, are waited for behind it.  What is to be done beside the `last` one
+        is done when layers have remembered it.
         """
         histories, count = self.histories, self.shape.room.steps
         for k in range(count):
-            with nullcontext() if histories is None else histories.after(k):
-                self._step(*self.reading.at(k), last if k == count - 1 else ())
+            with ExitStack() as inside:
+                if histories is not None:
+                    inside.enter_context(histories.after(k))
+                    if k == 0:
+                        inside.enter_context(histories.awaiting(begun))
+                found = self.reading.at(k, fetched=fetched)
+                self._step(*found, last if k == count - 1 else ())
             if k == 0:
                 ready()
+
+    def _prepare_others(self, fetches: bool) -> None:
+        """Bring together what all steps but the first read, beside that one."""
+        if fetches:
+            self.reading.fetch()
+        self.beginning.narrow(beside=True)
+
+    def _may_be_late(self) -> bool:
+        """Whether a step reads models and batches alone before a layer that remembers.
+
+        Plain steps ask for rates first, and modules for their buffers.
+        """
+        kept = leaves(self.buffers["carry 0"].buffers)
+        remembers = self.histories is not None and self.histories.used
+        return remembers and bool(self.stepping.chains) and not any(v.numel() for v in kept)
 
     def _ends_early(self) -> bool:
         """Whether numbers of clients are known before the last step has gone all the way back."""

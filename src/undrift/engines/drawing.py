@@ -18,7 +18,7 @@ from undrift.data.work import Room, Work
 from undrift.engines.examples import Examples
 from undrift.engines.fused import Fused
 from undrift.engines.graphs import Buffers
-from undrift.engines.loading import STEPS
+from undrift.engines.loading import PLANNED, STEPS
 from undrift.engines.reading import Reading
 
 
@@ -32,7 +32,7 @@ class Drawing:
         device = data.x.device
         compiled = device.type == "cuda"
         self._draw = Fused(
-            vmap(self._drawn, in_dims=(None, 0, 0, 0, 0, 0)), "batches and keys", compiled=compiled
+            vmap(self._drawn, in_dims=(None, 0, 0, 0, 0)), "batches and keys", compiled=compiled
         )
         # a tensor, not arange: the compiler takes products of an index for 32 bits wide
         self._count = torch.arange(max(room.steps, room.batch, room.width), device=device)
@@ -43,9 +43,7 @@ class Drawing:
         """Draw what everybody reads, given rounds and seeds of all experiments, some at a time."""
         buffers = self.buffers
         rounds, seeds = (v[0] if len(v) == 1 else torch.cat(v) for v in zip(*sent, strict=True))
-        every = buffers["numbers"][:, STEPS:].to(self.task.dtype)
-        planned = buffers["numbers"][:, 3]  # by whoever chose the cohorts
-        found = self._draw(self._count, rounds, planned, seeds, buffers["info"], every)
+        found = self._draw(self._count, rounds, seeds, buffers["info"], buffers["numbers"])
         if self.reading.ready:
             keys, order = found
             self.reading.lay_out(keys, order, buffers["info"].id)
@@ -55,18 +53,17 @@ class Drawing:
         buffers.put("rows", self.data.rows(buffers["info"].id, buffers["order"]))
 
     def _drawn(
-        self, count: Tensor, round: Tensor, planned: Tensor, seed: Tensor, info: ClientInfo,
-        steps: Tensor,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
+        self, count: Tensor, round: Tensor, seed: Tensor, info: ClientInfo, numbers: Tensor
+    ) -> tuple[Tensor, ...]:
         """Draw a key for every step of every client [C, K] and, where it can, the batches.
 
         Keys by the server's round, batches by that for which they were planned.
         """
-        room, who = self.room, info.id
+        room, who, planned = self.room, info.id, numbers[PLANNED]
         keys = seed.expand(len(who), room.steps)
         if self.task.draws:
             keys = key_of(seed, round, who[:, None], "step", count[: room.steps])
         if not room.epochs:
             return (keys,)
-        sizes, taken = info.size.long(), steps.long()
-        return keys, self.plan.order(seed, planned, who, sizes, taken, room, count)
+        sizes, steps = info.size.long(), numbers[STEPS:]
+        return keys, self.plan.order(seed, planned, who, sizes, steps, room, count)

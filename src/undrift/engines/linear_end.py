@@ -12,6 +12,7 @@ vectors; and what is made of the sums.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -78,7 +79,7 @@ class Rest(NamedTuple):
         """Look at what is left of all vectors."""
         model = held.w
         parts = [
-            (model[..., c], ending.of(lambda v, c=c: v[..., c])._replace(placed=None))
+            (model[..., c], ending._replace(placed=None).of(partial(_some_of, columns=c)))
             for c in histories.rest(model.shape[-1])
         ]
         if kernels.available(model.device):
@@ -99,6 +100,10 @@ class Rest(NamedTuple):
             if accepted is not None:
                 ending = ending._replace(taken=accepted, again=again)
             by_kernel.close_columns(model, ending, added)
+
+
+def _some_of(vectors: Tensor, columns: slice) -> Tensor:
+    return vectors[..., columns]
 
 
 def _columns(model: Tensor, ending: Ending) -> Columns:

@@ -15,7 +15,8 @@ from undrift.engines.graphs import Buffers, copy_into
 from undrift.engines.state_rows import StateRows
 from undrift.engines.turns import Crew, Shape, Turn
 
-STEPS = 4  # where they begin among the numbers of an experiment
+PLANNED = 3  # among the numbers of an experiment: the round for which a cohort was chosen
+STEPS = 4  # where they begin there
 
 
 class Loading:

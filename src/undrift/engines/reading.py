@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from undrift.core.task import Batch
@@ -19,6 +20,7 @@ from undrift.engines.graphs import Buffers, shelf_for, write_over
 Read = tuple[Batch, Tensor, Tensor]  # of a step: its batch, its keys [S, C], its number [S]
 
 FEW = 4
+MOST_AHEAD = 2**28  # bytes of examples that lie ready
 DRAWN = ("keys", "order", "rows")  # of a round, as buffers
 
 
@@ -60,20 +62,38 @@ class Reading:
         rows = self._data.rows_by(tables, ids, order)
         return keys, order, rows, _of_steps(numbers, order, rows, keys, y)
 
-    def at(self, k: int) -> Read:
-        """Give what step k reads."""
-        return self._batch(*tree_map(lambda v: v[k], self._buffers["steps"]))
+    def at(self, k: int, *, fetched: bool = False) -> Read:
+        """Give what step k reads; `fetched`: all steps but the first have been asked for before."""
+        found = tree_map(lambda v: v[k], self._buffers["steps"])
+        x = self._buffers["ahead"][k - 1] if fetched and k else look_up(self._data.x, found[0])
+        return self._batch(x, *found)
+
+    def may_fetch(self) -> bool:
+        """Whether inputs of all steps but the first have room: one launch, and not on their way."""
+        rows = self._buffers["steps"][0]
+        size = rows[1:].numel() * self._data.x[0].numel() * self._data.x.element_size()
+        return 0 < size <= MOST_AHEAD
+
+    def fetch(self) -> None:
+        """Look up the inputs of all steps but the first."""
+        rows, x = self._buffers["steps"][0][1:], self._data.x
+        if "ahead" not in self._buffers:
+            self._buffers.hold("ahead", x.new_empty((*rows.shape, *x.shape[1:])))
+        room = self._buffers["ahead"].view(-1, *x.shape[1:])
+        torch.index_select(x, 0, rows.reshape(-1), out=room)
 
     def next(self) -> Read:
         """Give what the next step reads."""
         drawn = (self._buffers[name] for name in ("k", "order", "rows", "keys"))
-        return self._batch(*self._pick(*drawn, self._labels))
+        found = self._pick(*drawn, self._labels)
+        return self._batch(look_up(self._data.x, found[0]), *found)
 
     def _batch(
-        self, rows: Tensor, keys: Tensor, number: Tensor, order: Tensor, mask: Tensor, labels: Any
-    ) -> Read:
+        self, x: Tensor, rows: Tensor, keys: Tensor, number: Tensor, order: Tensor, mask: Tensor,
+        labels: Any,
+    ) -> Read:  # fmt: skip
         y = labels[0] if labels else look_up(self._data.y, rows)
-        return Batch(look_up(self._data.x, rows), y, mask, order), keys, number
+        return Batch(x, y, mask, order), keys, number
 
     @property
     def _labels(self) -> tuple[Tensor, ...]:

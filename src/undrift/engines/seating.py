@@ -77,9 +77,19 @@ class Seating:
         for g, carry in enumerate(carries):
             spread_into(*(self._spread(c) for c in (self.buffers[f"carry {g}"], carry)))
 
-    def put_vectors(self, started: Carry) -> None:
-        """Write of the only crew's vectors what layers do not remember."""
-        spread_into(*(self._parts_of(c) for c in (self.buffers["carry 0"], started)))
+    @property
+    def clients(self) -> int:
+        """Tell how many clients of an experiment have room."""
+        return int(self.buffers["models"][0].shape[1])
+
+    def put_model(self, started: Tensor) -> None:
+        """Write of the only crew's models what layers do not remember."""
+        spread_into(*(self._parts_of([v]) for v in (self.buffers["carry 0"].w, started)))
+
+    def put_but_model(self, started: Carry) -> None:
+        """Write of its other vectors what layers do not remember."""
+        both = [c._replace(w=EMPTY) for c in (self.buffers["carry 0"], started)]
+        spread_into(*(self._parts_of(c) for c in both))
 
     def but_vectors(self, carry: Carry) -> Any:
         """Leave out vectors of which only parts are spread.
@@ -91,10 +101,10 @@ class Seating:
             return carry
         return tree_map(lambda v: () if self._is_vector(v) else v, carry)
 
-    def _parts_of(self, carry: Carry) -> list[Tensor]:
+    def _parts_of(self, tree: Any) -> list[Tensor]:
         """View what layers do not remember of vectors."""
         assert self._histories is not None, "asked for before"
-        vectors = [v for v in leaves(carry) if self._is_vector(v)]
+        vectors = [v for v in leaves(tree) if self._is_vector(v)]
         return [part for v in vectors for part in self._histories.others(v)]
 
     def _spread(self, carry: Carry) -> Any:

@@ -69,4 +69,3 @@ def _is_even(v: Tensor) -> bool:
     """Whether clients [E, C, n] are evenly apart, and columns side by side."""
     even = len(v) == 1 or v.stride(0) == v.shape[1] * v.stride(1)
     return even and v.stride(2) == 1 and v.dtype == torch.float32
-

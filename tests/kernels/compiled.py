@@ -101,7 +101,7 @@ def steps() -> None:
 
 
 def end() -> None:
-    """Compile what ends a round of SCAFFOLD with momentum: layers both ways, columns, parts."""
+    """Compile what ends a round of SCAFFOLD with momentum, and what reads c_i in its steps."""
     clients, rows, outputs, inputs = 2, 50, 128, 256
 
     def vectors(count: int, kind: torch.dtype = torch.float32) -> list[Tensor]:
@@ -120,6 +120,9 @@ def end() -> None:
         (launch,), added = closing._launches(p, config, g, x, ending, 0.5, 0)
         launch.run()
     closing.add_up(added)
+    there, half = linear.Lying(at[0], True, 64), own[0].to(torch.bfloat16)
+    config, y = linear._forward_candidates(p)[0], torch.empty((clients, rows, outputs))
+    linear._forward_launches(p, config, x, half, None, y, None, False, there)[0].run()
     some = ending.of(lambda v: v[..., 0, :])
     columns.close_columns(own[:, :, 0], some._replace(placed=None), added)
 

@@ -55,6 +55,25 @@ def test_programs(sizes, precision, device):
     assert backward.error() > 1e-3, "the comparison must be able to fail"
 
 
+@pytest.mark.parametrize("sizes", [(3, 5, 64, 32), (3, 5, 50, 20)])  # whole tiles, and others
+def test_weights_are_narrowed_on_the_way(sizes, device):
+    """Read where they lie, in longer vectors: as if they had been narrowed first."""
+    p = LinearProblem(*sizes, "fp16")
+    far, size = 7, p.outputs * p.inputs
+    source = torch.Generator().manual_seed(0)
+    vectors = torch.randn((2 * p.clients, far + size), generator=source).to(device)
+    x = torch.randn((p.clients, p.rows, p.inputs), generator=source).half().to(device)
+    mine = vectors[[4, 0, 3]]
+    at = torch.tensor([vectors[i].data_ptr() for i in (4, 0, 3)], device=device)
+    narrow = mine[:, far:].unflatten(1, (p.outputs, p.inputs)).half()
+    copy = torch.full_like(narrow, torch.nan)
+    wanted = linear.forward(p, x, narrow, None, torch.float32)
+    found = linear.forward(
+        p, x, copy, None, torch.float32, lying=linear.Lying(at, aligned=False, column=far)
+    )
+    assert torch.equal(found, wanted) and torch.equal(copy, narrow)
+
+
 class Sizes(TorchDispatchMode):
     """Notes how many bytes every result has."""
 

@@ -152,10 +152,13 @@ class Histories:
         for layer in self.layers.values():
             layer.clear(self.spoiled)
 
-    def take_in(self, own: Sequence[Tensor | Lying], *, beside: bool = False) -> None:
-        """Narrow the vectors that each client has, [S, C, P]; `beside` other work, or alone."""
+    def take_in(self, own: Sequence[Tensor | Lying], *, on_the_way: bool = False) -> None:
+        """Narrow the vectors that each client has, [S, C, P]: now, or when they are first read.
+
+        The latter where steps are told how many came before (`after`).
+        """
         for layer in self.layers.values():
-            layer.take_in(own, beside=beside)
+            layer.take_in(own, on_the_way=on_the_way)
 
     def at(self, k: Tensor, lr: Tensor) -> Histories:
         """Turn to step k, [] or [n], with rates lr [n]: the first clients of each experiment."""

@@ -130,6 +130,8 @@ class History:
         self.own = [room(*sizes[:2]) for _ in range(vectors.own)]
         self.x = torch.zeros((*sizes, layer.in_features), dtype=kind, device=device)
         self.g = torch.zeros((*sizes, layer.out_features), dtype=kind, device=device)
+        # by vector of clients: where it lies that is still to be narrowed
+        self._lying: list[Lying | None] = [None] * vectors.own
         self.used: bool | None = None  # whether it remembers: known after the first step
 
     def takes(self, x: Tensor) -> bool:
@@ -140,13 +142,21 @@ class History:
         self.used = x.shape[1] == self.extent.batch
         return self.used
 
-    def take_in(self, own: Sequence[Tensor | Lying], *, beside: bool = False) -> None:
-        """Narrow the vectors of clients, [S, C, P] each; `beside` other work, or alone."""
-        for held, vector in zip(self.own, own, strict=True):
+    def take_in(self, own: Sequence[Tensor | Lying], *, on_the_way: bool = False) -> None:
+        """Narrow the vectors of clients, [S, C, P] each.
+
+        `on_the_way`: those that lie elsewhere when they are first read, in the step after the
+        first one.
+        """
+        self._lying = [None] * len(self.own)
+        for j, (held, vector) in enumerate(zip(self.own, own, strict=True)):
             if isinstance(vector, Lying):
+                if on_the_way and self._narrows_on_the_way(held):
+                    self._lying[j] = vector
+                    continue
                 from undrift.kernels import moving
 
-                moving.narrow(*vector, self.columns.start, held.flatten(0, 1), beside=beside)
+                moving.narrow(*vector, self.columns.start, held.flatten(0, 1))
                 continue
             # row by row, in one launch: each lies together
             mine, rows = held.flatten(0, 1), self.of(vector.flatten(0, 1))
@@ -176,8 +186,9 @@ class History:
         operand = x.to(self.kind)
         y = self._by_shared(operand)
         for part, held in self._parts(len(x), self.moves.taken):
-            for vectors, weight in zip(held.own, held.own_weights, strict=True):
-                found = self._overlap(operand[part], vectors)
+            for j, weight in enumerate(held.own_weights):
+                lying = self._lying[j] if self.moves.taken == 1 else None
+                found = self._overlap(operand[part], held.own[j], lying)
                 y[part].addcmul_(found, weight[:, None, None])
             overlap = self._overlap(operand[part], held.x)
             self._add(y[part], self._weighted(overlap, held.rates), held.g)
@@ -325,14 +336,24 @@ class History:
         rows = a.reshape(len(w0), -1, a.shape[2])
         return multiply(rows, w0, self.precision, result).view(*a.shape[:2], -1)
 
-    def _overlap(self, rows: Tensor, held: Tensor) -> Tensor:
-        """Multiply rows [n, B, in] by all inputs [n, K*B, in] that are held."""
+    def _narrows_on_the_way(self, held: Tensor) -> bool:
+        """Whether a product of everybody's rows with what is held can narrow it."""
+        rows = self.x.new_empty((0,)).expand(held[:, :, 0, 0].numel(), self.extent.batch, 0)
+        return self._problem(rows, held.flatten(0, 1)) is not None
+
+    def _overlap(self, rows: Tensor, held: Tensor, lying: Lying | None = None) -> Tensor:
+        """Multiply rows [n, B, in] by all inputs [n, K*B, in] that are held.
+
+        Where they still lie elsewhere, they are narrowed on the way.
+        """
         problem = self._problem(rows, held)
         if problem is None:
             return multiply(rows, held.transpose(1, 2), self.precision)
         from undrift.kernels import linear
 
-        return linear.forward(problem, rows, held, None, torch.float32)
+        assert lying is None or len(lying.at) == len(held), "of everybody at once"
+        there = None if lying is None else linear.Lying(*lying, self.columns.start)
+        return linear.forward(problem, rows, held, None, torch.float32, lying=there)
 
     def _add_inputs(self, y: Tensor, weighted: Tensor, held: Tensor, scale: float) -> None:
         """Add rows [n, K*B, in] that are held to y [n, B, in], by weights [n, B, K*B]."""

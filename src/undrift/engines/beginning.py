@@ -127,10 +127,10 @@ class Beginning:
             self._histories.set_out(fresh, broadcast.w, more, clients.steps)
         return EMPTY
 
-    def narrow(self, *, beside: bool = False) -> None:
-        """Let layers that remember take in what each client has, `beside` other work or alone."""
+    def narrow(self, *, on_the_way: bool = False) -> None:
+        """Let layers that remember take in what each client has, now or when it is first read."""
         if self._histories is not None:
-            self._histories.take_in(self.vectors()[1], beside=beside)
+            self._histories.take_in(self.vectors()[1], on_the_way=on_the_way)
 
     def vectors(self) -> tuple[list[Tensor], list[Any]]:
         """Give what weights are made of besides the received model and gradients.

@@ -41,6 +41,7 @@ from undrift.engines.lanes import IDLE, Lanes, cohorts, lanes_for
 from undrift.engines.linear_end import LinearEnd, Opened
 from undrift.engines.loading import STEPS, Loading
 from undrift.engines.looks import Looks
+from undrift.engines.reading import Read
 from undrift.engines.seating import Seating
 from undrift.engines.state_rows import StateRows
 from undrift.engines.turns import Crew, Done, Shape, Turn, grouped
@@ -177,11 +178,13 @@ class DeviceRound:
             if not self._may_be_late():
                 begun()
                 begun = nothing
+            first = self.reading.at(0)  # before those of other steps, which would slow it down
+            self.beginning.narrow(on_the_way=True)
             fetches = self.reading.may_fetch()
-            ready = self._aside.run(partial(self._prepare_others, fetches))
+            ready = self._aside.run(self.reading.fetch) if fetches else nothing
             try:
                 last = [self._open_end] if self._ends_early() else []
-                self._all_steps(begun, ready, last, fetched=fetches)
+                self._all_steps(begun, ready, last, first, fetched=fetches)
             except BaseException:
                 begun()
                 ready()
@@ -258,15 +261,15 @@ class DeviceRound:
         begun: Callable[[], None] = nothing,
         ready: Callable[[], None] = nothing,
         last: Sequence[Callable[[], None]] = (),
+        first: Read | None = None,
         *,
         fetched: bool = False,
     ) -> None:
         """Take as many steps as there may be, from the first one on.
 
-        All that the first one reads before a layer that remembers is there; for the rest that layer
-        waits.  It is taken at the received model: vectors of clients, and where they are `fetched`
-        examples of later steps, are waited for behind it.  What is to be done beside the `last` one
-        is done when layers have remembered it.
+        All that the `first` one reads before a layer that remembers is there; for the rest that
+        layer waits.  Examples of later steps, where they are `fetched`, are waited for behind it.
+        What is to be done beside the `last` one is done when layers have remembered it.
         """
         histories, count = self.histories, self.shape.room.steps
         for k in range(count):
@@ -275,16 +278,11 @@ class DeviceRound:
                     inside.enter_context(histories.after(k))
                     if k == 0:
                         inside.enter_context(histories.awaiting(begun))
-                found = self.reading.at(k, fetched=fetched)
+                known = first if k == 0 else None
+                found = self.reading.at(k, fetched=fetched) if known is None else known
                 self._step(*found, last if k == count - 1 else ())
             if k == 0:
                 ready()
-
-    def _prepare_others(self, fetches: bool) -> None:
-        """Bring together what all steps but the first read, beside that one."""
-        if fetches:
-            self.reading.fetch()
-        self.beginning.narrow(beside=True)
 
     def _may_be_late(self) -> bool:
         """Whether a step reads models and batches alone before a layer that remembers.
@@ -470,7 +468,7 @@ class DeviceRound:
                     self._open_end()
                 assert self._opened is not None
                 opened, self._opened, placed = self._opened, None, self.loading.rows
-                states, report, rows = self.end.take(opened, self.histories, carry, self._aside)
+                states, report, rows = self.end.take(opened, self.histories, carry)
                 if placed is not None:
                     placed.put(states)
                     states = EMPTY

@@ -25,7 +25,6 @@ from undrift.core.histories import Histories
 from undrift.core.history import LayerEnd
 from undrift.core.tree import Tree, leaves, rebuild, structure
 from undrift.core.views import Carry
-from undrift.engines.branches import Aside
 from undrift.engines.engine import by_client
 from undrift.engines.fused import Fused
 from undrift.engines.graphs import room_for
@@ -209,21 +208,14 @@ class LinearEnd:
         return Opened(given, plain, kept, ending, layers)
 
     def take(
-        self, opened: Opened, histories: Histories, held: Carry, aside: Aside
+        self, opened: Opened, histories: Histories, held: Carry
     ) -> tuple[tuple[Tree, ...], Report, Row]:
-        """Close a round: next states, sums over clients and what is not summed.
-
-        What no layer remembers is closed beside the layers, where kernels do that.
-        """
+        """Close a round: next states, sums over clients and what is not summed."""
         given, plain, kept, ending, layers = opened
         rest = Rest.of(histories, held, ending._replace(table=plain, needs=self._moving))
-        ready = aside.run(rest.close)
-        try:
-            added = [layer.close(ending) for layer in layers]
-        finally:
-            ready()
+        rest.close()
+        added = [*(layer.close(ending) for layer in layers), *rest.added]
         asked = (ending.taken, histories.spoiled)
-        added += rest.added
         small, accepted = self._close(given, plain, added, rest.columns, kept, *asked)
         found = ending._replace(taken=accepted, again=histories.spoiled)
         for layer in layers:

@@ -54,7 +54,7 @@ def add_up(parts: Tensor) -> Tensor:
     total = torch.empty((*parts.shape[:-1], 1), dtype=parts.dtype, device=parts.device)
     if total.numel():
         arguments = (parts, total, parts.shape[-1])
-        constants = dict(BLOCK=4096, num_warps=8)
+        constants = dict(BLOCK=16384, num_warps=16)
         Launch(programs.add_parts, (total.numel(),), arguments, constants).run()
     return total
 

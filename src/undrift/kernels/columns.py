@@ -16,7 +16,7 @@ from undrift.kernels.interpreter import mend
 from undrift.kernels.programs import columns as programs
 from undrift.kernels.tuner import Launch, on_device
 
-CLIENTS, COLUMNS = 16, 128  # of a tile: all of it is asked for before any of it is waited for
+CLIENTS, COLUMNS = 64, 32  # of a tile: all of it is asked for before any of it is waited for
 
 if interpreted():
     mend()

@@ -80,11 +80,22 @@ def constants_of(p: LinearProblem, kind: torch.dtype, config: Configuration) -> 
 
 
 # --------------------------------------------------------------------------------------- forward
+class Lying(NamedTuple):
+    """Weights of each client in longer vectors that lie somewhere, in float32."""
+
+    at: Tensor  # [C] addresses of the vectors
+    aligned: bool  # whether all are multiples of 16
+    column: int  # where the weights begin in them
+
+
 def forward(
     p: LinearProblem, x: Tensor, w: Tensor, b: Tensor | None, result: torch.dtype,
-    rectify: bool = False,
+    rectify: bool = False, lying: Lying | None = None,
 ) -> Tensor:  # fmt: skip
-    """Give y = x w^T + b in the type `result`; `rectify`: of relu(x)."""
+    """Give y = x w^T + b in the type `result`; `rectify`: of relu(x).
+
+    `lying`: weights are read there, and written into w on the way, in its type.
+    """
     with on_device(x):
         x = x if x.stride(2) == 1 else x.contiguous()
         q = as_tuned(p)
@@ -92,23 +103,28 @@ def forward(
             "linear", q, x.device, _forward_candidates(q), lambda: _forward_trial(q, x.device)
         )
         y = torch.empty((p.clients, p.rows, p.outputs), dtype=result, device=x.device)
-        for launch in _forward_launches(p, config, x, w, b, y, None, rectify):
+        for launch in _forward_launches(p, config, x, w, b, y, None, rectify, lying):
             launch.run()
         return y
 
 
 def _forward_launches(
     p: LinearProblem, config: Configuration, x: Tensor, w: Tensor, b: Tensor | None, y: Tensor,
-    parts: Tensor | None, rectify: bool = False,
+    parts: Tensor | None, rectify: bool = False, lying: Lying | None = None,
 ) -> list[Launch]:  # fmt: skip
     split, bias = config["SPLIT"], y if b is None else b
     if parts is None:
         parts = torch.empty((split, *y.shape), device=x.device) if split > 1 else y
-    strides = (x.stride(0), x.stride(1), w.stride(0), bias.stride(0))
+    strides = (x.stride(0), x.stride(1), w.stride(0), bias.stride(0), w.stride(0))
+    weights, to = w if lying is None else lying.at, y if split == 1 else parts
     product = Launch(
         programs.linear, (-(-p.outputs // config["BO"]), p.clients, split),
-        (x, w, bias, y if split == 1 else parts, p.clients, p.rows, *strides),
-        dict(constants_of(p, p.operand, config), BIAS=b is not None, RECTIFY=rectify),
+        (x, weights, bias, to, w, p.clients, p.rows, *strides),
+        dict(
+            constants_of(p, p.operand, config), BIAS=b is not None, RECTIFY=rectify,
+            PLACED=lying is not None, ALIGNED=lying is not None and lying.aligned,
+            COLUMN=0 if lying is None else lying.column,
+        ),
     )  # fmt: skip
     if split == 1:
         return [product]

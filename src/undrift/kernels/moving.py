@@ -12,8 +12,6 @@ from undrift.kernels.tuner import Launch, on_device
 
 BLOCK = 4096
 PROGRAMS = 1056  # of `clear`: eight for each processor of an H200
-# of `narrow` beside others: with 350 one that reads a little memory meanwhile took 120 us for 4
-BESIDE = 66
 
 if interpreted():
     mend()
@@ -34,16 +32,12 @@ def clear(values: Tensor, flag: Tensor) -> None:
         Launch(moving.clear, (PROGRAMS,), (words, flag, words.numel()), constants).run()
 
 
-def narrow(at: Tensor, aligned: bool, column: int, to: Tensor, *, beside: bool = False) -> None:
-    """Read float32 vectors at addresses [n], from a column on, into `to` [n, ...] in its type.
-
-    Alone it takes all of a device, `beside` others a part.
-    """
+def narrow(at: Tensor, aligned: bool, column: int, to: Tensor) -> None:
+    """Read float32 vectors at addresses [n], from a column on, into `to` [n, ...] in its type."""
     size = to[0].numel()
-    parts = -(-size // BLOCK)
     with on_device(to):
         constants = dict(COLUMN=column, SIZE=size, ALIGNED=aligned, BLOCK=BLOCK, num_warps=8)
-        grid = (len(to), min(max(1, BESIDE // len(to)), parts) if beside else parts)
+        grid = (len(to), -(-size // BLOCK))
         Launch(moving.narrow, grid, (at, to, to.stride(0)), constants).run()
 
 

@@ -12,14 +12,16 @@ from undrift.kernels.programs.step import known_of, rates_of, settle, step_of, s
 
 @triton.jit(do_not_specialize=["clients", "R"])
 def linear(
-    x, w, bias, y, clients, R, x_client, x_row, w_client, b_client,
+    x, w, bias, y, copy, clients, R, x_client, x_row, w_client, b_client, copy_client,
     IN: tl.constexpr, OUT: tl.constexpr, BIAS: tl.constexpr, RECTIFY: tl.constexpr,
-    KIND: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr, BR: tl.constexpr,
-    BO: tl.constexpr, BK: tl.constexpr,
+    PLACED: tl.constexpr, ALIGNED: tl.constexpr, COLUMN: tl.constexpr, KIND: tl.constexpr,
+    PRECISION: tl.constexpr, SPLIT: tl.constexpr, BR: tl.constexpr, BO: tl.constexpr,
+    BK: tl.constexpr,
 ):  # fmt: skip
     """y[client, row, o] = x w^T + bias; SPLIT > 1: parts of the sum, [split, client, row, o].
 
-    RECTIFY: of relu(x).
+    RECTIFY: of relu(x).  PLACED: w is a table of addresses of vectors in float32, in which weights
+    begin at COLUMN; they are written into `copy`, in its type.
     """
     EVEN: tl.constexpr = (IN % (BK * SPLIT) == 0) and (OUT % BO == 0)
     STEPS: tl.constexpr = (IN + BK * SPLIT - 1) // (BK * SPLIT)
@@ -29,23 +31,35 @@ def linear(
     r = tl.arange(0, BR)
     k = tl.arange(0, BK)
     inputs = x + client * x_client + r[:, None] * x_row
-    weights = w + client * w_client + o[:, None] * IN
+    if PLACED:
+        vector = tl.load(w + client).to(tl.pointer_type(tl.float32))
+        if ALIGNED:
+            vector = tl.multiple_of(vector, 16)
+        weights = vector + COLUMN + o[:, None] * IN
+    else:
+        weights = w + client * w_client + o[:, None] * IN
+    to = copy + client * copy_client + o[:, None] * IN
     total = tl.zeros((BO, BR), tl.float32)
     for step in range(split * STEPS, split * STEPS + STEPS):
         at = (step * BK + k)[None, :]
         if EVEN:
             a = tl.load(weights + at)
             b = tl.load(inputs + at, mask=(r < R)[:, None], other=0.0)
+            if PLACED:
+                tl.store(to + at, a.to(copy.dtype.element_ty))
         else:
-            a = tl.load(weights + at, mask=(o < OUT)[:, None] & (at < IN), other=0.0)
+            real = (o < OUT)[:, None] & (at < IN)
+            a = tl.load(weights + at, mask=real, other=0.0)
             b = tl.load(inputs + at, mask=(r < R)[:, None] & (at < IN), other=0.0)
+            if PLACED:
+                tl.store(to + at, a.to(copy.dtype.element_ty), mask=real)
         if RECTIFY:
             b = tl.where(b <= 0, 0.0, b)  # written so that NaN stays
         total = tl.dot(a.to(KIND), tl.trans(b.to(KIND)), total, input_precision=PRECISION)
     if BIAS and SPLIT == 1:
         total += tl.load(bias + client * b_client + o, mask=o < OUT, other=0.0)[:, None]
-    to = y + ((split * clients + client) * R + r[None, :]) * OUT + o[:, None]
-    tl.store(to, total.to(y.dtype.element_ty), mask=(r < R)[None, :] & (o < OUT)[:, None])
+    found = y + ((split * clients + client) * R + r[None, :]) * OUT + o[:, None]
+    tl.store(found, total.to(y.dtype.element_ty), mask=(r < R)[None, :] & (o < OUT)[:, None])
 
 
 @triton.jit(do_not_specialize=["clients", "R"])

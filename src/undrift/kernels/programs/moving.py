@@ -31,15 +31,14 @@ def narrow(
     at, to, to_client, COLUMN: tl.constexpr, SIZE: tl.constexpr, ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Convert the vector of client program_id(0), SIZE numbers from COLUMN on, part by part."""
+    """Convert part program_id(1) of client program_id(0)'s vector: SIZE numbers from COLUMN on."""
     client = tl.program_id(0).to(tl.int64)
     row = tl.load(at + client).to(tl.pointer_type(tl.float32))
     if ALIGNED:
         row = tl.multiple_of(row, 16)
-    for start in range(tl.program_id(1) * BLOCK, SIZE, tl.num_programs(1) * BLOCK):
-        here = start + tl.arange(0, BLOCK)
-        values = tl.load(row + COLUMN + here, mask=here < SIZE)
-        tl.store(to + client * to_client + here, values.to(to.dtype.element_ty), mask=here < SIZE)
+    here = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(row + COLUMN + here, mask=here < SIZE)
+    tl.store(to + client * to_client + here, values.to(to.dtype.element_ty), mask=here < SIZE)
 
 
 @triton.jit

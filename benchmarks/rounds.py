@@ -9,7 +9,9 @@ Rounds are queued without waiting in between, as in `Trainer.run`, and timed by 
 profile is of one further round.  A sample's operations are those of its forward pass, its weight
 gradients and its input gradients but the first layer's (2 per multiplication and addition).
 Forward and backward alone are the same calls on one batch, recorded by themselves and replayed as
-often as a round has steps; where layers take their step while going back, they do so here.
+often as a round has steps; where layers take their step while going back, they do so here.  Layers
+that remember their steps make their weight gradients when the round ends: these are timed apart, by
+the kernel that ends a round where it makes nothing else of them than their sum.
 The floor of a round is the larger of its operations over the rate of a large matrix product, and of
 the bytes that weights and states must move over the rate of a large copy, both measured here.
 """
@@ -40,6 +42,7 @@ from undrift.engines.graphs import Piece, graph_pool
 from undrift.engines.linear_chain import LinearChain, Step
 from undrift.engines.stepping import Seat, Stepping
 from undrift.experiment.environment import commit
+from undrift.kernels.ending import Ending
 
 
 class Work(NamedTuple):
@@ -183,6 +186,7 @@ def measure(name: str, algorithm: str, options: dict[str, Any], args: Any) -> di
             work, algorithm, trainer.task.size, flops, options["precision"], args.most
         ),
         "passes_ms": passes_time(trainer, work.steps, args.rounds),
+        "gradients_ms": gradients_time(trainer, args.rounds),
         "host_ms": host_time(trainer),
         "built_s": built,
         "losses": [first[0].loss, last[-1].loss],
@@ -226,6 +230,26 @@ def passes_time(trainer: fl.Trainer, steps: int, rounds: int) -> float | None:
     # where layers remember, a step reads what the steps before it have left
     pool = graph_pool(device)
     return replayed([Piece(partial(after, k), pool) for k in range(steps)], device, rounds)
+
+
+def gradients_time(trainer: fl.Trainer, rounds: int) -> float | None:
+    """Tell how long the weight gradients take that are made when a round ends."""
+    runners = getattr(trainer.engine, "_rounds", [])
+    if not runners or runners[-1].histories is None or runners[-1].end is None:
+        return None
+    histories, models = runners[-1].histories, runners[-1].buffers["models"][0]
+    (experiments, clients, size), device = models.shape, models.device
+    ones = torch.ones((1, experiments, clients, 1), device=device)
+    total = torch.empty((experiments, size), dtype=torch.float64, device=device)
+    none = torch.empty(0, dtype=torch.bool, device=device)
+    ending = Ending(ones, ((0,),), (), [], none, [], ones[0, ..., 0] > 0, [], [], [total])
+
+    def make() -> None:
+        for layer in histories.layers.values():
+            if layer.used:
+                layer.end().close(ending)
+
+    return replayed([Piece(make, graph_pool(device))], device, rounds)
 
 
 def inside(
@@ -348,7 +372,9 @@ def show(one: dict[str, Any]) -> None:
         return
     told = f"{one['ms']:8.2f} ms {one['tflops']:7.1f} TFLOP/s  host {one['host_ms']:.2f} ms"
     if one["passes_ms"] is not None:
-        told += f"  passes {one['passes_ms']:.2f} ms"
+        late = one["gradients_ms"] or 0.0
+        rest = 100 * (1 - (one["passes_ms"] + late) / one["ms"])
+        told += f"  passes {one['passes_ms']:.2f} + {late:.2f} ms, rest {rest:.1f} %"
     print(head, told, f"built {one['built_s']:.0f} s  loss {one['losses']}", flush=True)
     for name, count, micro in one["profile"][:14]:
         print(f"    {micro:9.0f} us {count:5} x {name[:90]}")

@@ -121,13 +121,15 @@ def profiles(results: list[dict[str, Any]]) -> str:
         title = f"{one['work']}, {NAMES[one['algorithm']]}, {one['options']['precision']}"
         parts.append(f"{title}\n\n{table(['kernel', 'calls', 'us'], kernels)}")
     head = ["work", "algorithm", "operands", "ms a round", "layers", "algebra", "rest", "gaps"]
-    head += ["but layers", *(["passes alone", "but passes"] if timed else [])]
+    if timed:
+        head += ["but layers", "passes alone", "gradients at the end", "but both"]
+    else:
+        head += ["but layers"]
     head += ["floor by operations", "floor by bytes"]
     text = f"""### Where the time goes
 
 Milliseconds of one round: the kernels of forward and backward (layers), of the rules, the optimizer, the loss and the sums (algebra, as compiled),
-everything else, and gaps between kernels. Where some kernels run beside others (drawing of batches, numbers of steps, vectors of clients that are
-narrowed), they take longer than alone, and times add up to more than the round's. The floors are the operations over the rate of a large
+everything else, and gaps between kernels. Where some kernels run beside others (drawing of batches, the beginning of a round, numbers of steps), they take longer than alone, and times add up to more than the round's. The floors are the operations over the rate of a large
 matrix product, and the bytes of weights and states, each read and written as often as the chain of
 rules asks for where all weights move in every step and gradients are stored, over the rate of a large copy. Layers that take their step
 where they make their gradient need less, and so do wide layers that remember their steps (those of pfl_cifar and feddyn_100).
@@ -137,7 +139,7 @@ Kernels that do both at once (`linear_step`, `sum_parts`, `sum_pairs`, `take`) c
 `but layers` is the share of a round that is not kernels of layers{PASSES if timed else ""}. It is small where a step is much
 work for one kernel (feddyn_100). In small work it is the start of kernels, the drawing of batches and
 the way of the cohort's weights in and out; with SCAFFOLD on pfl_cifar it is client states, which are read, renewed and
-put back once a round: `close_clients` (they are 2 x 50 x 6.5 MB: 0.15 ms at the rate of a large copy) and `narrow`.
+put back once a round: `close_clients` (they are 2 x 50 x 6.5 MB: 0.15 ms at the rate of a large copy).
 
 The longest kernels:
 
@@ -147,17 +149,20 @@ The longest kernels:
 
 PASSES = (
     "; `passes alone` are forward and backward with the loss, recorded by themselves and replayed\n"
-    "as often as a round has steps, gaps included, and `but passes` is what a round takes beyond "
-    "them"
+    "as often as a round has steps, gaps included. Wide layers that remember their steps make their weight "
+    "gradients when the round ends, in the\nkernel that ends it (`close_clients`): `gradients at the "
+    "end` is that kernel where it gives nothing but their sum over clients. `but both` is\n"
+    "what a round takes beyond the two"
 )
 
 
-def alone(one: dict[str, Any]) -> tuple[str, str]:
+def alone(one: dict[str, Any]) -> tuple[str, str, str]:
     """Show forward and backward by themselves, and the rest of the round."""
-    passes = one.get("passes_ms")
+    passes, late = one.get("passes_ms"), one.get("gradients_ms")
     if passes is None:
-        return "", ""
-    return f"{passes:.2f}", f"{100 * max(0.0, 1 - passes / one['ms']):.1f} %"
+        return "", "", ""
+    rest = 100 * max(0.0, 1 - (passes + (late or 0.0)) / one["ms"])
+    return f"{passes:.2f}", "" if late is None else f"{late:.2f}", f"{rest:.1f} %"
 
 
 def chart(results: list[dict[str, Any]]) -> None:

@@ -262,6 +262,6 @@ def test_branches_wait_for_each_other(name, monkeypatch):
     late = trainer(build)
     late.run(4)
     (runner,) = late.engine._rounds
-    assert len(runner._aside.calls) > 9 and runner.reading.may_fetch()
+    assert len(runner._aside.calls) == 9, "three of each round that is one recording"
     assert runner._may_be_late() == (name != "fedavg")
     same(at_once, late)

@@ -45,6 +45,8 @@ def test_programs(sizes, precision, device):
     for split in {1, most}:
         config = dict(tile, SPLIT=split, BO=32, BK=16)
         assert error_of(forward, config) < BOUND[precision], config
+        if precision == "fp16":
+            assert error_of(linear._narrowing_trial(p, device), config) < BOUND[precision], config
     assert error_of(backward, dict(tile, BI=32, BO=16)) < BOUND[precision]
     assert error_of(linear._step_trial(p, device), dict(tile, BI=32, BO=32)) < BOUND[precision]
     assert error_of(linear._adding_trial(p, device), dict(tile, BI=32, BO=16)) < BOUND[precision]

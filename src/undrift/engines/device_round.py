@@ -330,9 +330,9 @@ class DeviceRound:
     def _results(self, g: int, turns: Sequence[Turn]) -> Iterator[tuple[int, Done]]:
         crew = self.crews[g]
         states, _, rows = self.buffers[f"result {g}"]
-        said = copied(rows._replace(notes=(), counters=EMPTY))
-        for h, inside in enumerate(crew.inside):
-            after = copied(self.buffers[f"server {g} {h}"])
+        servers = [self.buffers[f"server {g} {h}"] for h in range(len(crew.inside))]
+        said, all_after = copied((rows._replace(notes=(), counters=EMPTY), servers))
+        for inside, after in zip(crew.inside, all_after, strict=True):
             for at, i in enumerate(inside):
                 self.loading.returned[i] = tree_map(lambda v, at=at: v[at], after)
         for e, i in enumerate(crew.members):

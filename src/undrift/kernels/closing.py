@@ -78,8 +78,8 @@ def _launches(
     if config.get("DIRECT") and not _lies_in_pairs(p, config, e):
         config = PLAIN
     pieces = -(-each // config["BC"])
-    grid = (-(-p.inputs // config["BI"]), experiments * pieces, -(-p.outputs // config["BO"]))
-    rows = grid[0] * grid[2] * config["BO"]
+    grid = (-(-p.outputs // config["BO"]), experiments * pieces, -(-p.inputs // config["BI"]))
+    rows = grid[0] * grid[2] * config["BO"] // programs.ROWS_OF_WARP.value
     added = torch.empty((len(e.squares), *e.taken.shape, rows), device=g.device)
     vectors = [v for w in _theirs(e) for v in filled(w, g)]
     common = filled(e.shared, g, MOST_SHARED)

@@ -59,7 +59,7 @@ def _launch(model: Tensor, e: Ending, added: Tensor, at: int) -> None:
     constants = dict(
         packed(e, at), SHARED=len(e.shared), OWN=len(e.own), SUMMED=len(e.squares),
         STATES=len(e.states), SUMS=len(wanted), AGAIN=e.again is not None, BC=CLIENTS, BN=COLUMNS,
-        num_warps=4,
+        num_warps=8,
     )  # fmt: skip
     grid = (parts_of(size), experiments)
     Launch(programs.close_columns, grid, arguments, constants).run()

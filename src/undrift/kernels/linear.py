@@ -98,14 +98,23 @@ def forward(
     """
     with on_device(x):
         x = x if x.stride(2) == 1 else x.contiguous()
-        q = as_tuned(p)
-        config = configuration(
-            "linear", q, x.device, _forward_candidates(q), lambda: _forward_trial(q, x.device)
-        )
+        q, way = as_tuned(p), _forward_way if lying is None else _narrowing_way
+        config = way(q, x.device)
         y = torch.empty((p.clients, p.rows, p.outputs), dtype=result, device=x.device)
         for launch in _forward_launches(p, config, x, w, b, y, None, rectify, lying):
             launch.run()
         return y
+
+
+def _forward_way(p: LinearProblem, device: torch.device) -> Configuration:
+    options = _forward_candidates(p)
+    return configuration("linear", p, device, options, lambda: _forward_trial(p, device))
+
+
+def _narrowing_way(p: LinearProblem, device: torch.device) -> Configuration:
+    options = _narrowing_candidates(p)
+    name = "linear, weights narrowed"
+    return configuration(name, p, device, options, lambda: _narrowing_trial(p, device))
 
 
 def _forward_launches(
@@ -142,9 +151,23 @@ def _forward_candidates(p: LinearProblem) -> list[Configuration]:
     tiles = [(64, 64, 4, 4), (64, 128, 4, 3), (128, 64, 4, 3), (128, 64, 8, 4)]
     if p.precision == "float32":
         tiles = [(32, 32, 4, 2), (64, 32, 4, 2)]
-    if interpreted():
+    return _split_candidates(p, tiles)
+
+
+def _narrowing_candidates(p: LinearProblem) -> list[Configuration]:
+    tiles = [(64, 64, 8, 3), (64, 128, 8, 2), (32, 128, 4, 3), (32, 64, 4, 4), (64, 64, 4, 2)]
+    tiles += [(32, 256, 8, 2), (16, 256, 4, 3)]
+    more = _split_candidates(p, [] if p.precision == "float32" or interpreted() else tiles)
+    return [*_forward_candidates(p), *more]
+
+
+def _split_candidates(
+    p: LinearProblem, tiles: Sequence[tuple[int, int, int, int]]
+) -> list[Configuration]:
+    """Give tiles with sums that are shared out, and not."""
+    if interpreted() and tiles:
         tiles = [(32, 32, 4, 2)]
-    found = []
+    found = list[Configuration]()
     for bo, bk, warps, stages in tiles:
         alone = p.clients * -(-p.outputs // bo)
         # programs in all; a card runs some hundreds at a time: fewer with long sums take longest
@@ -176,6 +199,26 @@ def _forward_trial(p: LinearProblem, device: torch.device) -> Trial:
         error,
         p.precision,
     )
+
+
+def _narrowing_trial(p: LinearProblem, device: torch.device) -> Trial:
+    x, w, _, _ = random_of(p, device)
+    y, narrow = torch.empty((*x.shape[:2], p.outputs), device=device), w.to(p.operand)
+    copy = torch.empty_like(narrow)
+    at = [v.data_ptr() for v in w]
+    aligned = all(place % 16 == 0 for place in at)
+    lying = Lying(torch.tensor(at, device=device), aligned, column=0)
+
+    def launches(config: Configuration) -> list[Launch]:
+        return _forward_launches(p, config, x, copy, None, y, None, lying=lying)
+
+    def error() -> float:
+        if not torch.equal(copy, narrow):
+            return float("inf")
+        wanted = x.double() @ narrow.double().transpose(1, 2)
+        return relative(y, wanted) if bool(y.isfinite().all()) else float("inf")
+
+    return Trial(_narrowing_candidates(p), launches, [y, copy], error, p.precision)
 
 
 # -------------------------------------------------------------------------------------- backward

@@ -55,6 +55,9 @@ def vector_at(
         return vectors + place
 
 
+ROWS_OF_WARP = tl.constexpr(16)  # of a product
+
+
 # A product lies otherwise among threads than what is loaded: a thread has two neighbours of a row,
 # and two of the row eight below.  The compiler brings one to the other through shared memory, where
 # all threads wait.  Or each reads and writes its own two numbers, of which four threads make up the
@@ -124,8 +127,8 @@ def put(to, at, value, take):
 
 
 @triton.jit
-def put_rows(to, at, value):
-    """Write one number of each row from where a product's rows lie."""
+def put_parts(to, at, value):
+    """Write one number of some rows each from where a product's rows lie."""
     tl.inline_asm_elementwise(
         """{
         .reg .b64 place;
@@ -156,7 +159,7 @@ def close_clients(
 ):  # fmt: skip
     """Write the states of BC clients, the sums over a tile of their weights, and over clients.
 
-    The former sums are parts[j, client, tile * BO + o], the latter of this piece of the clients.
+    The former sums are parts[j, client, tile, some rows], the latter of this piece of the clients.
     The mask of value j is NEEDS >> 8 j, first what is summed, then states, then the sums, whose
     numbers begin at row FIRST of the table.  Of what is shared, only what is `used` at all is
     loaded.  AGAIN: states and sums over clients alone, and only if the flag is set.  PLACED: own
@@ -174,8 +177,8 @@ def close_clients(
     clients = (tl.num_programs(1) // pieces) * EACH
     tile = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
     tiles = tl.num_programs(0) * tl.num_programs(2)
-    i = tl.program_id(0) * BI + tl.arange(0, BI)
-    o = tl.program_id(2) * BO + tl.arange(0, BO)
+    i = tl.program_id(2) * BI + tl.arange(0, BI)
+    o = tl.program_id(0) * BO + tl.arange(0, BO)  # inputs, of which there are more, are read once
     at = o[:, None] * IN + i[None, :]
     real = (o < OUT)[:, None] & (i < IN)[None, :]
     kind = x.dtype.element_ty
@@ -195,6 +198,7 @@ def close_clients(
         common = common + (as_product(base, at, real, known, nothing, DIRECT),)  # type: ignore[assignment] # noqa: RUF005
     WIDTH: tl.constexpr = 1 + SHARED + OWN
     VALUES: tl.constexpr = SUMMED + STATES + SUMS
+    PARTS: tl.constexpr = BO // ROWS_OF_WARP
     last = tl.minimum(first + BC, EACH)
     # a client's own vectors are loaded while the one before it is closed, and where they are before
     if OWN > 0:
@@ -257,13 +261,14 @@ def close_clients(
                     value = combined(read, n, nothing, j * WIDTH, NEEDS >> (8 * j), WIDTH)
                     if (SQUARES >> j) & 1:
                         value *= value
-                    # row by row: warps need not wait for each other
-                    added = tl.where(take, tl.sum(value, 1), 0.0)
-                    to = parts + ((j * clients + client) * tiles + tile) * BO
+                    # some rows at a time: warps need not wait for each other
+                    added = tl.sum(tl.reshape(tl.sum(value, 1), (PARTS, ROWS_OF_WARP)), 1)
+                    added = tl.where(take, added, 0.0)
+                    to = parts + ((j * clients + client) * tiles + tile) * PARTS
                     if DIRECT:
-                        put_rows(to, tl.arange(0, BO), added)
+                        put_parts(to, tl.arange(0, PARTS), added)
                     else:
-                        tl.store(to + tl.arange(0, BO), added)
+                        tl.store(to + tl.arange(0, PARTS), added)
             elif j < SUMMED + STATES:
                 value = combined(read, n, nothing, j * WIDTH, NEEDS >> (8 * j), WIDTH)
                 if j == SUMMED:

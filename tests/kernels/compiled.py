@@ -31,6 +31,7 @@ POINTERS = {
     torch.uint8: "*u8",
     torch.int8: "*i8",
     torch.bool: "*i1",
+    torch.int32: "*i32",
     torch.int64: "*i64",
     torch.float64: "*fp64",
 }
@@ -123,8 +124,8 @@ def end() -> None:
     there, half = linear.Lying(at[0], True, 64), own[0].to(torch.bfloat16)
     config, y = linear._forward_candidates(p)[0], torch.empty((clients, rows, outputs))
     linear._forward_launches(p, config, x, half, None, y, None, False, there)[0].run()
-    some = ending.of(lambda v: v[..., 0, :])
-    columns.close_columns(own[:, :, 0], some._replace(placed=None), added)
+    some, blocks = ending.of(lambda v: v[..., 0, :]), columns.blocks_of([slice(0, 99)], g.device)
+    columns.close_columns(own[:, :, 0], some._replace(placed=None), blocks)
 
 
 def main(what: str) -> None:

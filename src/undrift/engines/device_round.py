@@ -480,8 +480,7 @@ class DeviceRound:
             # held, not copied: nothing else uses its memory before it is read
             found = (states, report, rows)
             self.buffers.hold(f"result {g}", found)
-            population = self.buffers["numbers"][part, 2].to(self.task.dtype)
-            self._serve(g, found, clients.info.id, population)
+            self._serve(g, found, clients.info.id, self.buffers["numbers"][part, 2])
 
     def _serve(self, g: int, found: Any, ids: Tensor, population: Tensor) -> None:
         """Run the server's half of a crew's experiments."""

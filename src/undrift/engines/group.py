@@ -107,16 +107,25 @@ class Servers(Alike):
         self, server: Server, total: Report, rows: Row, ids: Tensor, population: Tensor,
         everyone: Tree,
     ) -> None:  # fmt: skip
-        """Turn the cohorts' sums into the next servers, which take the place of these."""
-        self._round(server, total, rows, ids, population, everyone)
+        """Turn the cohorts' sums into the next servers, which take the place of these.
+
+        A population [E] is a whole number, of which rules make fractions.
+        """
+        self._round(server, population, total, rows, ids, everyone)
 
     def _renewed(self, server: Server, *told: Any) -> Tree:
-        write_over(server, apart(server, self._whole(server, *told)))
+        write_over(server, self._next(server, *told))
         return EMPTY
 
     def _copied(self, server: Server, *told: Any) -> Tree:
-        copy_into(server, apart(server, self._whole(server, *told)))
+        copy_into(server, self._next(server, *told))
         return EMPTY
+
+    def _next(self, server: Server, population: Tensor, *told: Any) -> Server:
+        *cohort, everyone = told
+        after = self._whole(server, *cohort, population.to(server.w.dtype), everyone)
+        found: Server = apart(server, after)
+        return found
 
 
 class Group(Alike):

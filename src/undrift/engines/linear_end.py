@@ -12,7 +12,6 @@ vectors; and what is made of the sums.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -66,51 +65,6 @@ class Columns(NamedTuple):
             total.copy_(_summed(value, accepted))
 
 
-class Rest(NamedTuple):
-    """All that no layer remembers: closed by kernels, or columns for compiled code."""
-
-    parts: list[tuple[Tensor, Ending]]  # by kernels: the model's columns, and what is made of them
-    added: list[Tensor]  # sums over each client's columns, [summed, E, C, parts] of each
-    columns: list[Columns]
-
-    @classmethod
-    def of(cls, histories: Histories, held: Carry, ending: Ending) -> Rest:
-        """Look at what is left of all vectors."""
-        model = held.w
-        parts = [
-            (model[..., c], ending._replace(placed=None).of(partial(_some_of, columns=c)))
-            for c in histories.rest(model.shape[-1])
-        ]
-        if kernels.available(model.device):
-            from undrift.kernels import columns as by_kernel
-
-            if all(by_kernel.takes(*part) for part in parts):
-                lead = (len(ending.squares), *ending.taken.shape)
-                sizes = [by_kernel.parts_of(v.shape[-1]) for v, _ in parts]
-                added = [torch.empty((*lead, n), device=model.device) for n in sizes]
-                return cls(parts, added, [])
-        return cls([], [], [_columns(*part) for part in parts])
-
-    def close(self, accepted: Tensor | None = None, again: Tensor | None = None) -> None:
-        """Write states and sums by kernels; again, if a flag is set, of those who are accepted."""
-        for (model, ending), added in zip(self.parts, self.added, strict=True):
-            from undrift.kernels import columns as by_kernel
-
-            if accepted is not None:
-                ending = ending._replace(taken=accepted, again=again)
-            by_kernel.close_columns(model, ending, added)
-
-
-def _some_of(vectors: Tensor, columns: slice) -> Tensor:
-    return vectors[..., columns]
-
-
-def _columns(model: Tensor, ending: Ending) -> Columns:
-    """Lay out some columns for compiled code."""
-    read = [model, *(v[:, None] for v in ending.shared), *ending.own]
-    return Columns(read, list(ending.states), list(ending.before), list(ending.sums))
-
-
 class Opened(NamedTuple):
     """An end that is prepared: all that is known once layers have remembered the last step."""
 
@@ -148,6 +102,7 @@ class LinearEnd:
         )
         self._numbers = Fused(self._numbered, "the numbers of an end", compiled=group.compiled)
         self._close = Fused(self._closed, "the end of a round", compiled=group.compiled)
+        self._blocks: Tensor | None = None  # of columns that no layer remembers
 
     @classmethod
     def find(
@@ -212,16 +167,38 @@ class LinearEnd:
     ) -> tuple[tuple[Tree, ...], Report, Row]:
         """Close a round: next states, sums over clients and what is not summed."""
         given, plain, kept, ending, layers = opened
-        rest = Rest.of(histories, held, ending._replace(table=plain, needs=self._moving))
-        rest.close()
-        added = [*(layer.close(ending) for layer in layers), *rest.added]
+        added, columns = [layer.close(ending) for layer in layers], list[Columns]()
+        rest = ending._replace(table=plain, needs=self._moving, placed=None)
+        by_kernel = self._closes_columns(held.w, rest)
+        if by_kernel:
+            added.append(self._close_columns(held.w, rest, histories))
+        else:
+            columns = [_columns(held.w, rest, c) for c in histories.rest(held.w.shape[-1])]
         asked = (ending.taken, histories.spoiled)
-        small, accepted = self._close(given, plain, added, rest.columns, kept, *asked)
-        found = ending._replace(taken=accepted, again=histories.spoiled)
+        small, accepted = self._close(given, plain, added, columns, kept, *asked)
+        # seldom: if somebody's numbers are not finite
+        redone = {"taken": accepted, "again": histories.spoiled}
         for layer in layers:
-            layer.close(found)  # seldom: if somebody's numbers are not finite
-        rest.close(accepted, histories.spoiled)
+            layer.close(ending._replace(**redone))
+        if by_kernel:
+            self._close_columns(held.w, rest._replace(**redone), histories)
         return self._put_together(small, [*ending.states, *ending.sums])
+
+    def _closes_columns(self, model: Tensor, rest: Ending) -> bool:
+        """Whether a kernel closes what no layer remembers; else compiled code does."""
+        if not kernels.available(model.device):
+            return False
+        from undrift.kernels import columns as by_kernel
+
+        return by_kernel.takes(model, rest)
+
+    def _close_columns(self, model: Tensor, rest: Ending, histories: Histories) -> Tensor:
+        from undrift.kernels import columns as by_kernel
+
+        if self._blocks is None:  # the first time: nothing is recorded yet
+            places = histories.rest(model.shape[-1])
+            self._blocks = by_kernel.blocks_of(places, model.device)
+        return by_kernel.close_columns(model, rest, self._blocks)
 
     def _numbered(self, given: Sequence[Tensor], terms: Tensor | None) -> tuple[Tensor, ...]:
         """Say of what values are made: where layers remember, and where weights have moved.
@@ -299,6 +276,13 @@ class LinearEnd:
         places = self._recording.vectors
         found = [next(other) if place in places else next(one) for place in range(count)]
         return rebuild(self._recording.shape, found)
+
+
+def _columns(model: Tensor, rest: Ending, c: slice) -> Columns:
+    """Lay out some columns for compiled code."""
+    some = [[v[..., c] for v in of] for of in (rest.own, rest.states, rest.before, rest.sums)]
+    read = [model[..., c], *(v[:, None, c] for v in rest.shared), *some[0]]
+    return Columns(read, *some[1:])
 
 
 def _placed(rows: StateRows, own: Sequence[Tensor], olds: Sequence[Tensor]) -> Placed:

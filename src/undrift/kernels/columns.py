@@ -6,25 +6,32 @@ ended with, of what clients share and of what each has.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from undrift.kernels import interpreted
-from undrift.kernels.closing import MOST, MOST_SHARED, filled, packed, sums_from
+from undrift.kernels.closing import MOST, MOST_SHARED, add_up, filled, packed, sums_from
 from undrift.kernels.ending import Ending
 from undrift.kernels.interpreter import mend
 from undrift.kernels.programs import columns as programs
 from undrift.kernels.tuner import Launch, on_device
 
-CLIENTS, COLUMNS = 64, 32  # of a tile: all of it is asked for before any of it is waited for
+CLIENTS, COLUMNS = 64, 16  # of a tile: all of it is asked for before any of it is waited for
 
 if interpreted():
     mend()
 
 
-def parts_of(size: int) -> int:
-    """Tell how many numbers each client's sum over so many columns comes in."""
-    return -(-size // COLUMNS)
+def blocks_of(columns: Sequence[slice], device: torch.device) -> Tensor:
+    """Tell where the columns of each program begin and end, [programs, 2]."""
+    bounds = [
+        (begin, min(begin + COLUMNS, c.stop))
+        for c in columns
+        for begin in range(c.start, c.stop, COLUMNS)
+    ]
+    return torch.tensor(bounds, dtype=torch.int32, device=device).view(-1, 2)
 
 
 def takes(model: Tensor, e: Ending) -> bool:
@@ -34,26 +41,30 @@ def takes(model: Tensor, e: Ending) -> bool:
     return few and all(_is_even(v) for v in each) and all(v.stride(-1) == 1 for v in e.shared)
 
 
-def close_columns(model: Tensor, e: Ending, added: Tensor) -> None:
-    """Write states and sums of columns: model [E, C, n]; the rest of `e` likewise.
+def close_columns(model: Tensor, e: Ending, blocks: Tensor) -> Tensor:
+    """Write states and sums of some columns: model [E, C, P], and the rest of `e` likewise.
 
-    Sums over each client's columns come in `added` [summed, E, C, parts].
+    Gives what is added up over each client's columns, [summed, E, C, 1].
     """
+    size = (len(e.squares), *model.shape[:2], len(blocks))
+    added = torch.empty(size, device=model.device)
     with on_device(model):
-        _launch(model, e, added, 0)
+        _launch(model, e, blocks, added, 0)
         for at in range(MOST, len(e.sums), MOST):
-            _launch(model, e._replace(squares=(), states=[], before=[]), added, at)
+            alone = e._replace(squares=(), states=[], before=[])
+            _launch(model, alone, blocks, added, at)
+        return added[..., :1] if e.again is not None else add_up(added)
 
 
-def _launch(model: Tensor, e: Ending, added: Tensor, at: int) -> None:
-    experiments, each, size = model.shape
+def _launch(model: Tensor, e: Ending, blocks: Tensor, added: Tensor, at: int) -> None:
+    experiments, each, _ = model.shape
     wanted = sums_from(e, at)
     common, totals = filled(e.shared, model, MOST_SHARED), filled(wanted, model)
     theirs = [v for some in (e.own, e.states, e.before) for v in filled(some, model)]
     again = model if e.again is None else e.again
     arguments = (
         model, *common, *theirs[:2], e.table, e.taken.contiguous(), *theirs[2:], *totals, added,
-        again, size, each, model.stride(1), *(v.stride(0) for v in common),
+        again, blocks, each, model.stride(1), *(v.stride(0) for v in common),
         *(v.stride(1) for v in theirs), *(v.stride(0) for v in totals),
     )  # fmt: skip
     constants = dict(
@@ -61,8 +72,9 @@ def _launch(model: Tensor, e: Ending, added: Tensor, at: int) -> None:
         STATES=len(e.states), SUMS=len(wanted), AGAIN=e.again is not None, BC=CLIENTS, BN=COLUMNS,
         num_warps=8,
     )  # fmt: skip
-    grid = (parts_of(size), experiments)
-    Launch(programs.close_columns, grid, arguments, constants).run()
+    if not interpreted():
+        constants["maxnreg"] = 80  # three programs of a processor at once
+    Launch(programs.close_columns, (len(blocks), experiments), arguments, constants).run()
 
 
 def _is_even(v: Tensor) -> bool:

@@ -10,27 +10,28 @@ import triton.language as tl
 from undrift.kernels.programs.closing import combined
 
 
-@triton.jit(do_not_specialize=["SIZE", "EACH"])
+@triton.jit(do_not_specialize=["EACH"])
 def close_columns(
     model, shared, shared_1, shared_2, own, own_more, table, taken, state, state_more, before,
-    before_more, total, total_more, parts, again, SIZE, EACH, model_client, shared_one,
+    before_more, total, total_more, parts, again, blocks, EACH, model_client, shared_one,
     shared_1_one, shared_2_one, own_client, own_more_client, state_client, state_more_client,
     before_client, before_more_client, total_one, total_more_one,
     SHARED: tl.constexpr, OWN: tl.constexpr, SUMMED: tl.constexpr, STATES: tl.constexpr,
     SUMS: tl.constexpr, FIRST: tl.constexpr, NEEDS: tl.constexpr, SQUARES: tl.constexpr,
     AGAIN: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Write states, sums over clients, and sums over BN columns of each client.
+    """Write states, sums over clients, and sums over at most BN columns of each client.
 
-    The latter are parts[j, client, program].  BC clients are looked at together.
+    The latter are parts[j, client, program].  A program's columns begin and end where blocks says.
+    BC clients are looked at together.
     """
     if AGAIN:  # noqa: SIM102 (the compiler knows one of the two)
         if tl.load(again) == 0:
             return
     experiment = tl.program_id(1).to(tl.int64)
     clients, programs = tl.num_programs(1) * EACH, tl.num_programs(0)
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
-    real = n < SIZE
+    n = tl.load(blocks + 2 * tl.program_id(0)) + tl.arange(0, BN)
+    real = n < tl.load(blocks + 2 * tl.program_id(0) + 1)
     nothing = tl.zeros((BC, BN), tl.float32)
     common = ()  # (tuples grow by + alone here)
     if SHARED > 0:
@@ -59,6 +60,8 @@ def close_columns(
             read = read + (at(own, client, own_client, n, whole),)  # type: ignore[assignment] # noqa: RUF005
         if OWN > 1:
             read = read + (at(own_more, client, own_more_client, n, whole),)  # type: ignore[assignment] # noqa: RUF005
+        # nothing is written before all is loaded: what comes behind a store waits for memory anew
+        found = ()
         for j in tl.static_range(VALUES):
             row = j if j < SUMMED + STATES else FIRST + j - SUMMED - STATES
             often = ()
@@ -68,22 +71,27 @@ def close_columns(
             value = combined(read, often, nothing, 0, NEEDS >> (8 * j), WIDTH)
             value = tl.where(whole, value, 0.0)
             if j < SUMMED:
-                if not AGAIN:
-                    if (SQUARES >> j) & 1:
-                        value *= value
-                    to = parts + (j * clients + client) * programs + tl.program_id(0)
-                    tl.store(to, tl.sum(value, 1), mask=there)
-            elif j == SUMMED and STATES > 0:
-                put(state, state_client, before, before_client, client, n, value, whole, left)
+                if (SQUARES >> j) & 1:
+                    value *= value
+                found = found + (tl.sum(value, 1),)  # type: ignore[assignment] # noqa: RUF005
             elif j < SUMMED + STATES:
-                put(
-                    state_more, state_more_client, before_more, before_more_client, client, n,
-                    value, whole, left,
-                )  # fmt: skip
+                found = found + (value,)  # type: ignore[assignment] # noqa: RUF005
             elif j == SUMMED + STATES:
                 made += tl.sum(value.to(tl.float64), 0)
             else:
                 made_more += tl.sum(value.to(tl.float64), 0)
+        for j in tl.static_range(SUMMED + STATES):
+            if j < SUMMED:
+                if not AGAIN:
+                    to = parts + (j * clients + client) * programs + tl.program_id(0)
+                    tl.store(to, found[j], mask=there)
+            elif j == SUMMED:
+                put(state, state_client, before, before_client, client, n, found[j], whole, left)
+            else:
+                put(
+                    state_more, state_more_client, before_more, before_more_client, client, n,
+                    found[j], whole, left,
+                )  # fmt: skip
     if SUMS > 0:
         tl.store(total + experiment * total_one + n, made, mask=real)
     if SUMS > 1:

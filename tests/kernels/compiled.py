@@ -125,7 +125,7 @@ def end() -> None:
     config, y = linear._forward_candidates(p)[0], torch.empty((clients, rows, outputs))
     linear._forward_launches(p, config, x, half, None, y, None, False, there)[0].run()
     some, blocks = ending.of(lambda v: v[..., 0, :]), columns.blocks_of([slice(0, 99)], g.device)
-    columns.close_columns(own[:, :, 0], some._replace(placed=None), blocks)
+    columns.close_columns(own[:, :, 0], some, blocks)
 
 
 def main(what: str) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the kernels need triton")
 
 from undrift.kernels import columns
-from undrift.kernels.ending import Ending
+from undrift.kernels.ending import Ending, Placed
 from undrift.testing.compare import distance
 
 NEEDS = ((0, 1), (0, 1, 2, 3), (1, 2, 3, 4), (0, 4), (0, 1, 2, 4), (3,), (0, 2))
@@ -48,15 +48,22 @@ def wide(e: Ending) -> Ending:
     return e._replace(table=e.table.double(), sums=twin(e.sums), **vectors)
 
 
+@pytest.mark.parametrize("placed", [False, True])
 @pytest.mark.parametrize("again", [None, False, True])
 @pytest.mark.parametrize("each", [(2, 3), (1, 20)])  # fewer clients than a tile has, and more
-def test_every_value_is_written(each, again, device):
+def test_every_value_is_written(each, again, placed, device):
     model, e = an_ending(device, each)
     if again is not None:
         e = e._replace(again=torch.tensor(again, device=device))
     before, wanted = wide(e), wide(e)
     assert columns.takes(model, e)
-    added = columns.close_columns(model, e, columns.blocks_of(PLACES, device))
+    shown = e
+    if placed:  # states alone are looked for elsewhere
+        at = [[row.data_ptr() for row in v.flatten(0, 1)] for v in e.states]
+        there = list(torch.tensor(at, device=device))
+        nowhere = [torch.full_like(v, torch.nan) for v in e.states]
+        shown = e._replace(states=nowhere, placed=Placed([], there, [], False))
+    added = columns.close_columns(model, shown, columns.blocks_of(PLACES, device))
     there = torch.cat([torch.arange(SIZE)[c] for c in PLACES]).to(device)
     some = wanted.of(lambda v: v[..., there])  # a copy
     sums = some.close(model.double()[..., there].unsqueeze(-2))

@@ -470,7 +470,7 @@ class DeviceRound:
                 opened, self._opened, placed = self._opened, None, self.loading.rows
                 states, report, rows = self.end.take(opened, self.histories, carry)
                 if placed is not None:
-                    placed.put(states)
+                    placed.put(states, vectors=not self.end.wrote_rows)
                     states = EMPTY
             else:
                 rows = group.judge(*ended)

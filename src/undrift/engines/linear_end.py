@@ -103,6 +103,7 @@ class LinearEnd:
         self._numbers = Fused(self._numbered, "the numbers of an end", compiled=group.compiled)
         self._close = Fused(self._closed, "the end of a round", compiled=group.compiled)
         self._blocks: Tensor | None = None  # of columns that no layer remembers
+        self.wrote_rows = False  # whether states as a whole lie where the store has them
 
     @classmethod
     def find(
@@ -168,8 +169,9 @@ class LinearEnd:
         """Close a round: next states, sums over clients and what is not summed."""
         given, plain, kept, ending, layers = opened
         added, columns = [layer.close(ending) for layer in layers], list[Columns]()
-        rest = ending._replace(table=plain, needs=self._moving, placed=None)
+        rest = ending._replace(table=plain, needs=self._moving)
         by_kernel = self._closes_columns(held.w, rest)
+        self.wrote_rows = by_kernel and ending.placed is not None
         if by_kernel:
             added.append(self._close_columns(held.w, rest, histories))
         else:

@@ -45,6 +45,7 @@ class StateRows:
         self._zeros = torch.zeros(8, dtype=torch.uint8, device=first.device)
         self._in = self._table(self._held, rest)
         self._out = self._table(self.after, rest, out=True)
+        self._out_but_vectors = self._table(self.after, [], out=True)
         self._whole = self._table(self._held, [slice(0, size)])
         rows = all(isinstance(t.store.tier, MemoryTier) and t.store.tier.aligned for t in turns)
         self.aligned = rows and all(self._places[i].start % 2 == 0 for i in self._vectors)
@@ -91,12 +92,15 @@ class StateRows:
         """Read everything; nobody may have written over the rows since."""
         self._exchange(OLD, self._whole)
 
-    def put(self, states: Tree) -> None:
-        """Write what no layer remembers of new states, which may lie in `after`."""
+    def put(self, states: Tree, *, vectors: bool) -> None:
+        """Write what no layer remembers of new states, which may lie in `after`.
+
+        Of `vectors`, too, if nobody else has.
+        """
         pairs = zip(self.after, leaves(states), strict=True)
         moved = [(to, new) for to, new in pairs if to is not new]
         copy_all([to for to, _ in moved], [new for _, new in moved])
-        self._exchange(NEW, self._out)
+        self._exchange(NEW, self._out if vectors else self._out_but_vectors)
 
     def lying(self, vector: Tensor, side: int = OLD) -> Lying:
         """Tell where a vector of states lies, in the rows before or after."""

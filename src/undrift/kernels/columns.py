@@ -44,6 +44,7 @@ def takes(model: Tensor, e: Ending) -> bool:
 def close_columns(model: Tensor, e: Ending, blocks: Tensor) -> Tensor:
     """Write states and sums of some columns: model [E, C, P], and the rest of `e` likewise.
 
+    Of what is placed elsewhere states alone are looked for there.
     Gives what is added up over each client's columns, [summed, E, C, 1].
     """
     size = (len(e.squares), *model.shape[:2], len(blocks))
@@ -61,16 +62,18 @@ def _launch(model: Tensor, e: Ending, blocks: Tensor, added: Tensor, at: int) ->
     wanted = sums_from(e, at)
     common, totals = filled(e.shared, model, MOST_SHARED), filled(wanted, model)
     theirs = [v for some in (e.own, e.states, e.before) for v in filled(some, model)]
+    if e.placed is not None:
+        theirs[2:4] = filled(e.placed.states, model)
     again = model if e.again is None else e.again
     arguments = (
         model, *common, *theirs[:2], e.table, e.taken.contiguous(), *theirs[2:], *totals, added,
         again, blocks, each, model.stride(1), *(v.stride(0) for v in common),
-        *(v.stride(1) for v in theirs), *(v.stride(0) for v in totals),
+        *(v.stride(-2) if v.dim() > 1 else 0 for v in theirs), *(v.stride(0) for v in totals),
     )  # fmt: skip
     constants = dict(
         packed(e, at), SHARED=len(e.shared), OWN=len(e.own), SUMMED=len(e.squares),
         STATES=len(e.states), SUMS=len(wanted), AGAIN=e.again is not None, BC=CLIENTS, BN=COLUMNS,
-        num_warps=8,
+        PLACED=e.placed is not None, num_warps=8,
     )  # fmt: skip
     if not interpreted():
         constants["maxnreg"] = 80  # three programs of a processor at once

@@ -18,12 +18,12 @@ def close_columns(
     before_client, before_more_client, total_one, total_more_one,
     SHARED: tl.constexpr, OWN: tl.constexpr, SUMMED: tl.constexpr, STATES: tl.constexpr,
     SUMS: tl.constexpr, FIRST: tl.constexpr, NEEDS: tl.constexpr, SQUARES: tl.constexpr,
-    AGAIN: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr,
+    AGAIN: tl.constexpr, PLACED: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Write states, sums over clients, and sums over at most BN columns of each client.
 
     The latter are parts[j, client, program].  A program's columns begin and end where blocks says.
-    BC clients are looked at together.
+    BC clients are looked at together.  PLACED: states go to addresses in a table.
     """
     if AGAIN:  # noqa: SIM102 (the compiler knows one of the two)
         if tl.load(again) == 0:
@@ -86,12 +86,11 @@ def close_columns(
                     to = parts + (j * clients + client) * programs + tl.program_id(0)
                     tl.store(to, found[j], mask=there)
             elif j == SUMMED:
-                put(state, state_client, before, before_client, client, n, found[j], whole, left)
+                to = rows_of(state, client, state_client, there, PLACED)
+                put(to, before, before_client, client, n, found[j], whole, left)
             else:
-                put(
-                    state_more, state_more_client, before_more, before_more_client, client, n,
-                    found[j], whole, left,
-                )  # fmt: skip
+                to = rows_of(state_more, client, state_more_client, there, PLACED)
+                put(to, before_more, before_more_client, client, n, found[j], whole, left)
     if SUMS > 0:
         tl.store(total + experiment * total_one + n, made, mask=real)
     if SUMS > 1:
@@ -105,8 +104,17 @@ def at(vectors, client, stride, n, here):
 
 
 @triton.jit
-def put(state, stride, before, before_stride, client, n, value, taken, left):
+def rows_of(state, client, stride, there, PLACED: tl.constexpr):
+    """Tell where some clients' states go: to rows of a matrix, or PLACED to addresses."""
+    if PLACED:
+        return tl.load(state + client, mask=there, other=0).to(tl.pointer_type(tl.float32))
+    else:
+        return state + client * stride
+
+
+@triton.jit
+def put(rows, before, before_stride, client, n, value, taken, left):
     """Write states: a value of who counts, the state before of who does not."""
-    to = state + client[:, None] * stride + n[None, :]
+    to = rows[:, None] + n[None, :]
     tl.store(to, value, mask=taken)
     tl.store(to, at(before, client, before_stride, n, left), mask=left)

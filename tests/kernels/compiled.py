@@ -124,7 +124,7 @@ def end() -> None:
     there, half = linear.Lying(at[0], True, 64), own[0].to(torch.bfloat16)
     config, y = linear._forward_candidates(p)[0], torch.empty((clients, rows, outputs))
     linear._forward_launches(p, config, x, half, None, y, None, False, there)[0].run()
-    some, blocks = ending.of(lambda v: v[..., 0, :]), columns.blocks_of([slice(0, 99)], g.device)
+    some, blocks = ending.of(lambda v: v[..., 0, :]), columns.Blocks.of([slice(0, 99)], g.device)
     columns.close_columns(own[:, :, 0], some, blocks)
 
 

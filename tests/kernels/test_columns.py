@@ -63,7 +63,7 @@ def test_every_value_is_written(each, again, placed, device):
         there = list(torch.tensor(at, device=device))
         nowhere = [torch.full_like(v, torch.nan) for v in e.states]
         shown = e._replace(states=nowhere, placed=Placed([], there, [], False))
-    added = columns.close_columns(model, shown, columns.blocks_of(PLACES, device))
+    added = columns.close_columns(model, shown, columns.Blocks.of(PLACES, device))
     there = torch.cat([torch.arange(SIZE)[c] for c in PLACES]).to(device)
     some = wanted.of(lambda v: v[..., there])  # a copy
     sums = some.close(model.double()[..., there].unsqueeze(-2))

@@ -102,7 +102,7 @@ class LinearEnd:
         )
         self._numbers = Fused(self._numbered, "the numbers of an end", compiled=group.compiled)
         self._close = Fused(self._closed, "the end of a round", compiled=group.compiled)
-        self._blocks: Tensor | None = None  # of columns that no layer remembers
+        self._blocks: Any = None  # of columns that no layer remembers
         self.wrote_rows = False  # whether states as a whole lie where the store has them
 
     @classmethod
@@ -199,7 +199,7 @@ class LinearEnd:
 
         if self._blocks is None:  # the first time: nothing is recorded yet
             places = histories.rest(model.shape[-1])
-            self._blocks = by_kernel.blocks_of(places, model.device)
+            self._blocks = by_kernel.Blocks.of(places, model.device)
         return by_kernel.close_columns(model, rest, self._blocks)
 
     def _numbered(self, given: Sequence[Tensor], terms: Tensor | None) -> tuple[Tensor, ...]:

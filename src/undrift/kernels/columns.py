@@ -7,6 +7,7 @@ ended with, of what clients share and of what each has.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,20 +19,28 @@ from undrift.kernels.interpreter import mend
 from undrift.kernels.programs import columns as programs
 from undrift.kernels.tuner import Launch, on_device
 
-CLIENTS, COLUMNS = 64, 16  # of a tile: all of it is asked for before any of it is waited for
+CLIENTS, COLUMNS = 16, 64  # of a tile: all of it is asked for before any of it is waited for
 
 if interpreted():
     mend()
 
 
-def blocks_of(columns: Sequence[slice], device: torch.device) -> Tensor:
-    """Tell where the columns of each program begin and end, [programs, 2]."""
-    bounds = [
-        (begin, min(begin + COLUMNS, c.stop))
-        for c in columns
-        for begin in range(c.start, c.stop, COLUMNS)
-    ]
-    return torch.tensor(bounds, dtype=torch.int32, device=device).view(-1, 2)
+class Blocks(NamedTuple):
+    """The columns of all programs."""
+
+    bounds: Tensor  # [programs, 2]: where they begin and end
+    aligned: bool  # whether all that are multiples of 4
+
+    @classmethod
+    def of(cls, columns: Sequence[slice], device: torch.device) -> Blocks:
+        """Share out columns."""
+        bounds = [
+            (begin, min(begin + COLUMNS, c.stop))
+            for c in columns
+            for begin in range(c.start, c.stop, COLUMNS)
+        ]
+        made = torch.tensor(bounds, dtype=torch.int32, device=device).view(-1, 2)
+        return cls(made, all(place % 4 == 0 for block in bounds for place in block))
 
 
 def takes(model: Tensor, e: Ending) -> bool:
@@ -41,13 +50,13 @@ def takes(model: Tensor, e: Ending) -> bool:
     return few and all(_is_even(v) for v in each) and all(v.stride(-1) == 1 for v in e.shared)
 
 
-def close_columns(model: Tensor, e: Ending, blocks: Tensor) -> Tensor:
+def close_columns(model: Tensor, e: Ending, blocks: Blocks) -> Tensor:
     """Write states and sums of some columns: model [E, C, P], and the rest of `e` likewise.
 
     Of what is placed elsewhere states alone are looked for there.
     Gives what is added up over each client's columns, [summed, E, C, 1].
     """
-    size = (len(e.squares), *model.shape[:2], len(blocks))
+    size = (len(e.squares), *model.shape[:2], len(blocks.bounds))
     added = torch.empty(size, device=model.device)
     with on_device(model):
         _launch(model, e, blocks, added, 0)
@@ -57,7 +66,7 @@ def close_columns(model: Tensor, e: Ending, blocks: Tensor) -> Tensor:
         return added[..., :1] if e.again is not None else add_up(added)
 
 
-def _launch(model: Tensor, e: Ending, blocks: Tensor, added: Tensor, at: int) -> None:
+def _launch(model: Tensor, e: Ending, blocks: Blocks, added: Tensor, at: int) -> None:
     experiments, each, _ = model.shape
     wanted = sums_from(e, at)
     common, totals = filled(e.shared, model, MOST_SHARED), filled(wanted, model)
@@ -67,17 +76,24 @@ def _launch(model: Tensor, e: Ending, blocks: Tensor, added: Tensor, at: int) ->
     again = model if e.again is None else e.again
     arguments = (
         model, *common, *theirs[:2], e.table, e.taken.contiguous(), *theirs[2:], *totals, added,
-        again, blocks, each, model.stride(1), *(v.stride(0) for v in common),
+        again, blocks.bounds, each, model.stride(1), *(v.stride(0) for v in common),
         *(v.stride(-2) if v.dim() > 1 else 0 for v in theirs), *(v.stride(0) for v in totals),
     )  # fmt: skip
     constants = dict(
         packed(e, at), SHARED=len(e.shared), OWN=len(e.own), SUMMED=len(e.squares),
         STATES=len(e.states), SUMS=len(wanted), AGAIN=e.again is not None, BC=CLIENTS, BN=COLUMNS,
-        PLACED=e.placed is not None, num_warps=8,
+        PLACED=e.placed is not None, ALIGNED=blocks.aligned and _is_aligned(model, e), num_warps=4,
     )  # fmt: skip
-    if not interpreted():
-        constants["maxnreg"] = 80  # three programs of a processor at once
-    Launch(programs.close_columns, (len(blocks), experiments), arguments, constants).run()
+    Launch(programs.close_columns, (len(blocks.bounds), experiments), arguments, constants).run()
+
+
+def _is_aligned(model: Tensor, e: Ending) -> bool:
+    """Whether all vectors begin at multiples of 16 bytes."""
+    states = [] if e.placed is not None else e.states
+    each = [(v, v.stride(1)) for v in (model, *e.own, *states, *e.before)]
+    common = [(v, v.stride(0)) for v in e.shared]
+    placed = e.placed is None or e.placed.aligned
+    return placed and all(v.data_ptr() % 16 == 0 and far % 4 == 0 for v, far in [*each, *common])
 
 
 def _is_even(v: Tensor) -> bool:

@@ -18,20 +18,26 @@ def close_columns(
     before_client, before_more_client, total_one, total_more_one,
     SHARED: tl.constexpr, OWN: tl.constexpr, SUMMED: tl.constexpr, STATES: tl.constexpr,
     SUMS: tl.constexpr, FIRST: tl.constexpr, NEEDS: tl.constexpr, SQUARES: tl.constexpr,
-    AGAIN: tl.constexpr, PLACED: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr,
+    AGAIN: tl.constexpr, PLACED: tl.constexpr, ALIGNED: tl.constexpr, BC: tl.constexpr,
+    BN: tl.constexpr,
 ):  # fmt: skip
     """Write states, sums over clients, and sums over at most BN columns of each client.
 
     The latter are parts[j, client, program].  A program's columns begin and end where blocks says.
     BC clients are looked at together.  PLACED: states go to addresses in a table.
+    ALIGNED: every four columns begin at a multiple of 16 bytes.
     """
     if AGAIN:  # noqa: SIM102 (the compiler knows one of the two)
         if tl.load(again) == 0:
             return
     experiment = tl.program_id(1).to(tl.int64)
     clients, programs = tl.num_programs(1) * EACH, tl.num_programs(0)
-    n = tl.load(blocks + 2 * tl.program_id(0)) + tl.arange(0, BN)
-    real = n < tl.load(blocks + 2 * tl.program_id(0) + 1)
+    first = tl.load(blocks + 2 * tl.program_id(0))
+    stop = tl.load(blocks + 2 * tl.program_id(0) + 1)
+    if ALIGNED:
+        first, stop = tl.multiple_of(first, 4), tl.multiple_of(stop, 4)
+    n = first + tl.arange(0, BN)
+    real = n < stop
     nothing = tl.zeros((BC, BN), tl.float32)
     common = ()  # (tuples grow by + alone here)
     if SHARED > 0:
@@ -45,8 +51,8 @@ def close_columns(
         common = common + (nothing + base[None, :],)  # type: ignore[assignment] # noqa: RUF005
     WIDTH: tl.constexpr = 1 + SHARED + OWN
     VALUES: tl.constexpr = SUMMED + STATES + SUMS
-    made = tl.zeros((BN,), tl.float64)
-    made_more = tl.zeros((BN,), tl.float64)
+    made = tl.zeros((BC, BN), tl.float64)
+    made_more = tl.zeros((BC, BN), tl.float64)
     for begin in range(0, EACH, BC):
         c = begin + tl.arange(0, BC)
         there = c < EACH
@@ -54,19 +60,20 @@ def close_columns(
         take = tl.load(taken + client, mask=there, other=0) != 0
         whole = take[:, None] & real[None, :]
         left = (there & (take == 0))[:, None] & real[None, :]
-        # who does not count is not looked at: it need not be finite
-        read = (at(model, client, model_client, n, whole),) + common  # noqa: RUF005
+        # Also of who does not count, or it would have to be waited for; it need not be finite.
+        loads = there[:, None] & real[None, :]
+        read = (at(model, client, model_client, n, loads),) + common  # noqa: RUF005
         if OWN > 0:
-            read = read + (at(own, client, own_client, n, whole),)  # type: ignore[assignment] # noqa: RUF005
+            read = read + (at(own, client, own_client, n, loads),)  # type: ignore[assignment] # noqa: RUF005
         if OWN > 1:
-            read = read + (at(own_more, client, own_more_client, n, whole),)  # type: ignore[assignment] # noqa: RUF005
+            read = read + (at(own_more, client, own_more_client, n, loads),)  # type: ignore[assignment] # noqa: RUF005
         # nothing is written before all is loaded: what comes behind a store waits for memory anew
         found = ()
         for j in tl.static_range(VALUES):
             row = j if j < SUMMED + STATES else FIRST + j - SUMMED - STATES
             often = ()
             for t in tl.static_range(WIDTH):
-                one = tl.load(table + (row * clients + client) * WIDTH + t, mask=take, other=0.0)
+                one = tl.load(table + (row * clients + client) * WIDTH + t, mask=there, other=0.0)
                 often = often + (one[:, None],)  # type: ignore[assignment] # noqa: RUF005
             value = combined(read, often, nothing, 0, NEEDS >> (8 * j), WIDTH)
             value = tl.where(whole, value, 0.0)
@@ -77,24 +84,24 @@ def close_columns(
             elif j < SUMMED + STATES:
                 found = found + (value,)  # type: ignore[assignment] # noqa: RUF005
             elif j == SUMMED + STATES:
-                made += tl.sum(value.to(tl.float64), 0)
+                made += value.to(tl.float64)
             else:
-                made_more += tl.sum(value.to(tl.float64), 0)
+                made_more += value.to(tl.float64)
         for j in tl.static_range(SUMMED + STATES):
             if j < SUMMED:
                 if not AGAIN:
                     to = parts + (j * clients + client) * programs + tl.program_id(0)
                     tl.store(to, found[j], mask=there)
             elif j == SUMMED:
-                to = rows_of(state, client, state_client, there, PLACED)
+                to = rows_of(state, client, state_client, there, PLACED, ALIGNED)
                 put(to, before, before_client, client, n, found[j], whole, left)
             else:
-                to = rows_of(state_more, client, state_more_client, there, PLACED)
+                to = rows_of(state_more, client, state_more_client, there, PLACED, ALIGNED)
                 put(to, before_more, before_more_client, client, n, found[j], whole, left)
     if SUMS > 0:
-        tl.store(total + experiment * total_one + n, made, mask=real)
+        tl.store(total + experiment * total_one + n, tl.sum(made, 0), mask=real)
     if SUMS > 1:
-        tl.store(total_more + experiment * total_more_one + n, made_more, mask=real)
+        tl.store(total_more + experiment * total_more_one + n, tl.sum(made_more, 0), mask=real)
 
 
 @triton.jit
@@ -104,10 +111,11 @@ def at(vectors, client, stride, n, here):
 
 
 @triton.jit
-def rows_of(state, client, stride, there, PLACED: tl.constexpr):
+def rows_of(state, client, stride, there, PLACED: tl.constexpr, ALIGNED: tl.constexpr):
     """Tell where some clients' states go: to rows of a matrix, or PLACED to addresses."""
     if PLACED:
-        return tl.load(state + client, mask=there, other=0).to(tl.pointer_type(tl.float32))
+        rows = tl.load(state + client, mask=there, other=0).to(tl.pointer_type(tl.float32))
+        return tl.multiple_of(rows, 16) if ALIGNED else rows
     else:
         return state + client * stride
 

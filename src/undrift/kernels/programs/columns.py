@@ -60,13 +60,16 @@ def close_columns(
         take = tl.load(taken + client, mask=there, other=0) != 0
         whole = take[:, None] & real[None, :]
         left = (there & (take == 0))[:, None] & real[None, :]
-        # Also of who does not count, or it would have to be waited for; it need not be finite.
+        # Also of who does not count, or who does would have to be waited for; it need not be finite.
         loads = there[:, None] & real[None, :]
-        read = (at(model, client, model_client, n, loads),) + common  # noqa: RUF005
+        theirs = tl.where(whole, at(model, client, model_client, n, loads), 0.0)
+        read = (theirs,) + common  # noqa: RUF005
         if OWN > 0:
-            read = read + (at(own, client, own_client, n, loads),)  # type: ignore[assignment] # noqa: RUF005
+            theirs = tl.where(whole, at(own, client, own_client, n, loads), 0.0)
+            read = read + (theirs,)  # type: ignore[assignment] # noqa: RUF005
         if OWN > 1:
-            read = read + (at(own_more, client, own_more_client, n, loads),)  # type: ignore[assignment] # noqa: RUF005
+            theirs = tl.where(whole, at(own_more, client, own_more_client, n, loads), 0.0)
+            read = read + (theirs,)  # type: ignore[assignment] # noqa: RUF005
         # nothing is written before all is loaded: what comes behind a store waits for memory anew
         found = ()
         for j in tl.static_range(VALUES):
@@ -74,7 +77,7 @@ def close_columns(
             often = ()
             for t in tl.static_range(WIDTH):
                 one = tl.load(table + (row * clients + client) * WIDTH + t, mask=there, other=0.0)
-                often = often + (one[:, None],)  # type: ignore[assignment] # noqa: RUF005
+                often = often + (tl.where(take, one, 0.0)[:, None],)  # type: ignore[assignment] # noqa: RUF005
             value = combined(read, often, nothing, 0, NEEDS >> (8 * j), WIDTH)
             value = tl.where(whole, value, 0.0)
             if j < SUMMED:

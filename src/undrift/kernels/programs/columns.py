@@ -60,7 +60,7 @@ def close_columns(
         take = tl.load(taken + client, mask=there, other=0) != 0
         whole = take[:, None] & real[None, :]
         left = (there & (take == 0))[:, None] & real[None, :]
-        # Also of who does not count, or who does would have to be waited for; it need not be finite.
+        # Also of who does not count, or it would be waited for; that need not be finite.
         loads = there[:, None] & real[None, :]
         theirs = tl.where(whole, at(model, client, model_client, n, loads), 0.0)
         read = (theirs,) + common  # noqa: RUF005

@@ -51,12 +51,13 @@ def wide(e: Ending) -> Ending:
 @pytest.mark.parametrize("placed", [False, True])
 @pytest.mark.parametrize("again", [None, False, True])
 @pytest.mark.parametrize("each", [(2, 3), (1, 20)])  # fewer clients than a tile has, and more
-def test_every_value_is_written(each, again, placed, device):
+def test_every_value_is_written(each, again, placed, device, monkeypatch):
+    monkeypatch.setattr(columns, "COLUMNS", 64)
     model, e = an_ending(device, each)
     if again is not None:
         e = e._replace(again=torch.tensor(again, device=device))
     before, wanted = wide(e), wide(e)
-    assert columns.takes(model, e)
+    assert columns.takes(model, e, PLACES)
     shown = e
     if placed:  # states alone are looked for elsewhere
         at = [[row.data_ptr() for row in v.flatten(0, 1)] for v in e.states]
@@ -83,8 +84,11 @@ def results(e: Ending) -> list[Tensor]:
 
 def test_what_the_kernel_takes(device):
     model, e = an_ending(device, (2, 3))
-    assert columns.takes(model, e)
-    assert not columns.takes(model.double(), e)
-    assert not columns.takes(model, e._replace(own=[*e.own, e.own[0]]))
-    assert not columns.takes(model, e._replace(own=[e.own[0][:, :2]]))  # clients unevenly apart
-    assert not columns.takes(model, e._replace(shared=[e.shared[0]] * 4))
+    assert columns.takes(model, e, PLACES)
+    assert not columns.takes(model.double(), e, PLACES)
+    assert not columns.takes(model, e._replace(own=[*e.own, e.own[0]]), PLACES)
+    assert not columns.takes(
+        model, e._replace(own=[e.own[0][:, :2]]), PLACES
+    )  # clients unevenly apart
+    assert not columns.takes(model, e._replace(shared=[e.shared[0]] * 4), PLACES)
+    assert not columns.takes(model, e, [slice(0, 2**26)])  # too much to be kept of each

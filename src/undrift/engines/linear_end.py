@@ -170,7 +170,7 @@ class LinearEnd:
         given, plain, kept, ending, layers = opened
         added, columns = [layer.close(ending) for layer in layers], list[Columns]()
         rest = ending._replace(table=plain, needs=self._moving)
-        by_kernel = self._closes_columns(held.w, rest)
+        by_kernel = self._closes_columns(held.w, rest, histories)
         self.wrote_rows = by_kernel and ending.placed is not None
         if by_kernel:
             added.append(self._close_columns(held.w, rest, histories))
@@ -186,13 +186,13 @@ class LinearEnd:
             self._close_columns(held.w, rest._replace(**redone), histories)
         return self._put_together(small, [*ending.states, *ending.sums])
 
-    def _closes_columns(self, model: Tensor, rest: Ending) -> bool:
-        """Whether a kernel closes what no layer remembers; else compiled code does."""
+    def _closes_columns(self, model: Tensor, rest: Ending, histories: Histories) -> bool:
+        """Whether kernels close what no layer remembers; else compiled code does."""
         if not kernels.available(model.device):
             return False
         from undrift.kernels import columns as by_kernel
 
-        return by_kernel.takes(model, rest)
+        return by_kernel.takes(model, rest, histories.rest(model.shape[-1]))
 
     def _close_columns(self, model: Tensor, rest: Ending, histories: Histories) -> Tensor:
         from undrift.kernels import columns as by_kernel

@@ -19,7 +19,9 @@ from undrift.kernels.interpreter import mend
 from undrift.kernels.programs import columns as programs
 from undrift.kernels.tuner import Launch, on_device
 
-CLIENTS, COLUMNS = 16, 64  # of a tile: all of it is asked for before any of it is waited for
+COLUMNS = 512  # of a program, for one client
+ADDED = dict(BC=16, SOME=64)  # clients and columns of a tile, where they are added up
+MOST_EACH = 2**28  # bytes of what each client brings to a sum
 
 if interpreted():
     mend()
@@ -43,11 +45,15 @@ class Blocks(NamedTuple):
         return cls(made, all(place % 4 == 0 for block in bounds for place in block))
 
 
-def takes(model: Tensor, e: Ending) -> bool:
-    """Whether the kernel does this: few vectors in float32, clients evenly apart."""
+def takes(model: Tensor, e: Ending, columns: Sequence[slice]) -> bool:
+    """Whether the kernels do this: few vectors in float32, clients evenly apart, few columns."""
     few = max(len(e.own), len(e.states)) <= MOST and len(e.shared) <= MOST_SHARED
     each = (model, *e.own, *e.states, *e.before)
-    return few and all(_is_even(v) for v in each) and all(v.stride(-1) == 1 for v in e.shared)
+    room = (
+        4 * min(len(e.sums), MOST) * model[..., 0].numel() * sum(c.stop - c.start for c in columns)
+    )
+    dense = all(_is_even(v) for v in each) and all(v.stride(-1) == 1 for v in e.shared)
+    return few and dense and room <= MOST_EACH
 
 
 def close_columns(model: Tensor, e: Ending, blocks: Blocks) -> Tensor:
@@ -59,32 +65,45 @@ def close_columns(model: Tensor, e: Ending, blocks: Blocks) -> Tensor:
     size = (len(e.squares), *model.shape[:2], len(blocks.bounds))
     added = torch.empty(size, device=model.device)
     with on_device(model):
-        _launch(model, e, blocks, added, 0)
+        _close(model, e, blocks, added, 0)
         for at in range(MOST, len(e.sums), MOST):
             alone = e._replace(squares=(), states=[], before=[])
-            _launch(model, alone, blocks, added, at)
+            _close(model, alone, blocks, added, at)
         return added[..., :1] if e.again is not None else add_up(added)
 
 
-def _launch(model: Tensor, e: Ending, blocks: Blocks, added: Tensor, at: int) -> None:
-    experiments, each, _ = model.shape
-    wanted = sums_from(e, at)
-    common, totals = filled(e.shared, model, MOST_SHARED), filled(wanted, model)
+def _close(model: Tensor, e: Ending, blocks: Blocks, added: Tensor, at: int) -> None:
+    experiments, count, _ = model.shape
+    wanted, programs_of = sums_from(e, at), len(blocks.bounds)
+    each = model.new_empty((len(wanted), experiments * count, programs_of * COLUMNS))
+    common = filled(e.shared, model, MOST_SHARED)
     theirs = [v for some in (e.own, e.states, e.before) for v in filled(some, model)]
     if e.placed is not None:
         theirs[2:4] = filled(e.placed.states, model)
     again = model if e.again is None else e.again
+    aligned = blocks.aligned and _is_aligned(model, e)
     arguments = (
-        model, *common, *theirs[:2], e.table, e.taken.contiguous(), *theirs[2:], *totals, added,
-        again, blocks.bounds, each, model.stride(1), *(v.stride(0) for v in common),
-        *(v.stride(-2) if v.dim() > 1 else 0 for v in theirs), *(v.stride(0) for v in totals),
+        model, *common, *theirs[:2], e.table, e.taken.contiguous(), *theirs[2:], each, added,
+        again, blocks.bounds, count, model.stride(1), *(v.stride(0) for v in common),
+        *(v.stride(-2) if v.dim() > 1 else 0 for v in theirs),
     )  # fmt: skip
     constants = dict(
         packed(e, at), SHARED=len(e.shared), OWN=len(e.own), SUMMED=len(e.squares),
-        STATES=len(e.states), SUMS=len(wanted), AGAIN=e.again is not None, BC=CLIENTS, BN=COLUMNS,
-        PLACED=e.placed is not None, ALIGNED=blocks.aligned and _is_aligned(model, e), num_warps=4,
+        STATES=len(e.states), SUMS=len(wanted), AGAIN=e.again is not None,
+        PLACED=e.placed is not None, ALIGNED=aligned, BN=COLUMNS, num_warps=4,
     )  # fmt: skip
-    Launch(programs.close_columns, (len(blocks.bounds), experiments), arguments, constants).run()
+    grid = (programs_of, experiments * count)
+    Launch(programs.close_columns, grid, arguments, constants).run()
+    if not wanted:
+        return
+    totals = filled(wanted, model)
+    further = (each, *totals, again, blocks.bounds, count, *(v.stride(0) for v in totals))
+    known = dict(
+        SUMS=len(wanted), AGAIN=e.again is not None, ALIGNED=blocks.aligned, BN=COLUMNS,
+        num_warps=4, **ADDED,
+    )  # fmt: skip
+    shared_out = (programs_of * (COLUMNS // ADDED["SOME"]), experiments)
+    Launch(programs.add_clients, shared_out, further, known).run()
 
 
 def _is_aligned(model: Tensor, e: Ending) -> bool:

@@ -1,5 +1,7 @@
 """Client states that stay where the store has them, to the numbers of those that are copied."""
 
+import logging
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from undrift.core import histories
 from undrift.core.seam import Seam
 from undrift.core.tree import EMPTY, leaves, record
 from undrift.engines import branches, device_round, stepping
+from undrift.engines.reading import Reading
 from undrift.engines.state_rows import StateRows
 from undrift.testing.world import numbers
 
@@ -232,6 +235,24 @@ def test_rows_of_a_round_are_kept_as_long_as_somebody_may_ask(tmp_path):
     assert not all(map(torch.equal, leaves(wanted), leaves(made.store.gather(range(5)))))
 
 
+@record
+class Written(fl.Rule):
+    """A rule whose server keeps a vector for each client, and writes it to that client."""
+
+    def init_server(self, w, sizes):
+        return torch.zeros(sizes.clients, len(w))
+
+    def personal(self, state, client):
+        return state.index_select(0, client.id.reshape(1))[0]
+
+    def direction(self, g, view):
+        return g + 0.5 * view.personal
+
+    def server(self, update, state, view):
+        rows = torch.arange(state.shape[0], dtype=update.dtype, device=update.device)[:, None] + 1
+        return update, state + 3.0 * rows * update
+
+
 class Late:
     """Work aside as late as it may come: when somebody waits for it, or for what came behind."""
 
@@ -244,17 +265,21 @@ class Late:
 
         def wait():
             for at in range(place):
-                self.calls[at]()
-                self.calls[at] = branches.nothing
+                call, self.calls[at] = self.calls[at], branches.nothing
+                call()
 
         return wait
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="a device has branches of its own")
-@pytest.mark.parametrize("name", [*CHAINS, "fedavg"])
+@pytest.mark.parametrize("name", [*CHAINS, "fedavg", "written"])
 def test_branches_wait_for_each_other(name, monkeypatch):
     """What is done aside is there when it is read, whichever branch is slow."""
-    build = CHAINS.get(name, lambda: fl.fedavg(0.1))
+    others = {
+        "fedavg": lambda: fl.fedavg(0.1),
+        "written": lambda: fl.Algorithm((Written(),), local=MOMENTUM),
+    }
+    build = {**CHAINS, **others}[name]
     at_once = trainer(build)
     at_once.run(4)
     monkeypatch.setattr(device_round, "Aside", Late)
@@ -263,5 +288,29 @@ def test_branches_wait_for_each_other(name, monkeypatch):
     late.run(4)
     (runner,) = late.engine._rounds
     assert len(runner._aside.calls) == 9, "three of each round that is one recording"
-    assert runner._may_be_late() == (name != "fedavg")
+    assert runner._may_be_late() == (name in CHAINS)
+    assert runner.histories.used and runner.end is not None
     same(at_once, late)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="a device has branches of its own")
+def test_what_fails_beside_a_round_is_waited_for(monkeypatch, caplog):
+    """Also what went aside before it; the round goes on otherwise."""
+    wanted = trainer(CHAINS["scaffold"])
+    wanted.run(3)
+
+    def fails(self):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(device_round, "Aside", Late)
+    monkeypatch.setattr(Reading, "fetch", fails)
+    made = trainer(CHAINS["scaffold"])
+    with caplog.at_level(logging.WARNING, "undrift"):
+        made.run(3)
+    assert "no room" in caplog.text
+    found = numbers(made)
+    for name, value in numbers(wanted).items():
+        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-3, msg=name)
+    (runner,) = made.engine._rounds
+    assert runner._aside.calls
+    assert all(call is branches.nothing for call in runner._aside.calls)

@@ -43,7 +43,8 @@ STRIDE = _signed(0x9E3779B97F4A7C15)
 FOLD_SALT = _signed(0xD1B54A32D192ED03)
 BITS_SALT = _signed(0x8CB92BA72F3D8DD7)
 
-FEW = 128  # ranks that a device sorts by counting
+# What a device sorts by counting: so many ranks, and pairs of them in all.
+FEW, MOST_PAIRS = 128, 2**20
 
 
 def _xor_shift(z: Bits, shift: int) -> Bits:
@@ -147,7 +148,7 @@ def permutation(keys: Tensor, lengths: Bits, width: int, slots: Tensor | None = 
     inside = slots < torch.as_tensor(lengths, device=keys.device)[..., None]
     # The padding takes the greatest rank and the sort is stable, so it always comes last.
     ranks = torch.where(inside, bits(keys[..., None], slots), 2**63 - 1)
-    counts = keys.device.type == "cuda" and width <= FEW
+    counts = keys.device.type == "cuda" and width <= FEW and ranks.numel() * width <= MOST_PAIRS
     order = _by_counting(ranks, slots) if counts else ranks.argsort(dim=-1, stable=True)
     return torch.where(inside, order, -1)
 

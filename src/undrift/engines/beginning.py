@@ -68,9 +68,9 @@ class Beginning:
         """
         server = self.seen_servers(0)
         self._buffers["k"].zero_()  # a graph whose first nodes are two begins one of them late
-        begun = self._aside.run(partial(self._bring_models, server))
-        done = self._aside.run(partial(self._set_out, server))
+        begun = done = self._aside.run(partial(self._bring_models, server))
         try:
+            done = self._aside.run(partial(self._set_out, server))
             self._drawing.draw([(server.round, self._buffers["numbers"][:, 0])])
         except BaseException:
             done()

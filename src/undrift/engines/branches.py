@@ -49,10 +49,15 @@ class Aside:
         if self._stream is None:
             call()
             return nothing
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            call()
-            done = self._stream.record_event()
+        here = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(here)
+        try:
+            with torch.cuda.stream(self._stream):
+                call()
+                done = self._stream.record_event()
+        except BaseException:
+            here.wait_stream(self._stream)  # nobody else will
+            raise
         return lambda: torch.cuda.current_stream(self._device).wait_event(done)
 
 

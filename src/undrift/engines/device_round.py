@@ -174,15 +174,15 @@ class DeviceRound:
     def _whole_round(self) -> None:
         """Run a round; where layers remember, what they need and leave is moved beside passes."""
         if self.beginning.at_once:
-            begun = self.beginning.write()
-            if not self._may_be_late():
-                begun()
-                begun = nothing
-            first = self.reading.at(0)  # before those of other steps, which would slow it down
-            self.beginning.narrow(on_the_way=True)
-            fetches = self.reading.may_fetch()
-            ready = self._aside.run(self.reading.fetch) if fetches else nothing
+            begun, ready = self.beginning.write(), nothing
             try:
+                if not self._may_be_late():
+                    begun()
+                first = self.reading.at(0)  # before those of other steps, which would slow it down
+                self.beginning.narrow(on_the_way=True)
+                fetches = self.reading.may_fetch()
+                if fetches:
+                    ready = self._aside.run(self.reading.fetch)
                 last = [self._open_end] if self._ends_early() else []
                 self._all_steps(begun, ready, last, first, fetched=fetches)
             except BaseException:
@@ -282,16 +282,21 @@ class DeviceRound:
                 found = self.reading.at(k, fetched=fetched) if known is None else known
                 self._step(*found, last if k == count - 1 else ())
             if k == 0:
+                begun()
                 ready()
 
     def _may_be_late(self) -> bool:
         """Whether a step reads models and batches alone before a layer that remembers.
 
-        Plain steps ask for rates first, and modules for their buffers.
+        Plain steps ask for rates first, and modules for their buffers.  What layers take in of
+        clients must be there, too: states are, what servers write to clients is not.
         """
-        kept = leaves(self.buffers["carry 0"].buffers)
-        remembers = self.histories is not None and self.histories.used
-        return remembers and bool(self.stepping.chains) and not any(v.numel() for v in kept)
+        chain, kept = self.stepping.chains.get(0), leaves(self.buffers["carry 0"].buffers)
+        if chain is None or self.histories is None or any(v.numel() for v in kept):
+            return False
+        states = {id(v) for v in leaves(self.buffers["state 0"])}
+        own = chain.own(self.buffers["clients 0"])
+        return self.histories.used and all(id(v) in states for v in own)
 
     def _ends_early(self) -> bool:
         """Whether numbers of clients are known before the last step has gone all the way back."""

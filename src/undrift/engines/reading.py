@@ -69,7 +69,7 @@ class Reading:
         return self._batch(x, *found)
 
     def may_fetch(self) -> bool:
-        """Whether inputs of all steps but the first have room: one launch, and not on their way."""
+        """Whether inputs of all steps but the first have room: one launch for all of them."""
         rows = self._buffers["steps"][0]
         size = rows[1:].numel() * self._data.x[0].numel() * self._data.x.element_size()
         return 0 < size <= MOST_AHEAD

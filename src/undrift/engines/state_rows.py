@@ -1,9 +1,9 @@
 """Client states read and written where the store has them, instead of copied into a round and back.
 
-Layers that remember their steps read a client's vectors once when a round begins and once when it
+Layers that remember their steps read a client's vectors once to narrow them and once when a round
 ends, by kernels that take addresses.  So of a state on the device only what such layers do not
-remember is copied in and out, a few weights of each; and new states go straight to spare rows of
-the store's table, which become visible with the round.
+remember is copied in, a few weights of each; and new states go straight to spare rows of the
+store's table, which become visible with the round.
 
 Letters: E experiments, C clients of each and the padding behind them, n = E * C.
 """

@@ -31,7 +31,7 @@ class Blocks(NamedTuple):
     """The columns of all programs."""
 
     bounds: Tensor  # [programs, 2]: where they begin and end
-    aligned: bool  # whether all that are multiples of 4
+    aligned: bool  # whether they all are multiples of 4
 
     @classmethod
     def of(cls, columns: Sequence[slice], device: torch.device) -> Blocks:
@@ -64,6 +64,8 @@ def close_columns(model: Tensor, e: Ending, blocks: Blocks) -> Tensor:
     """
     size = (len(e.squares), *model.shape[:2], len(blocks.bounds))
     added = torch.empty(size, device=model.device)
+    if not len(blocks.bounds):  # layers remember all there is
+        return added.new_zeros((*size[:-1], 1))
     with on_device(model):
         _close(model, e, blocks, added, 0)
         for at in range(MOST, len(e.sums), MOST):
@@ -83,8 +85,8 @@ def _close(model: Tensor, e: Ending, blocks: Blocks, added: Tensor, at: int) -> 
     again = model if e.again is None else e.again
     aligned = blocks.aligned and _is_aligned(model, e)
     arguments = (
-        model, *common, *theirs[:2], e.table, e.taken.contiguous(), *theirs[2:], each, added,
-        again, blocks.bounds, count, model.stride(1), *(v.stride(0) for v in common),
+        model, *common, *theirs[:2], e.table.contiguous(), e.taken.contiguous(), *theirs[2:], each,
+        added, again, blocks.bounds, count, model.stride(1), *(v.stride(0) for v in common),
         *(v.stride(-2) if v.dim() > 1 else 0 for v in theirs),
     )  # fmt: skip
     constants = dict(

@@ -121,10 +121,7 @@ def profiles(results: list[dict[str, Any]]) -> str:
         title = f"{one['work']}, {NAMES[one['algorithm']]}, {one['options']['precision']}"
         parts.append(f"{title}\n\n{table(['kernel', 'calls', 'us'], kernels)}")
     head = ["work", "algorithm", "operands", "ms a round", "layers", "algebra", "rest", "gaps"]
-    if timed:
-        head += ["but layers", "passes alone", "gradients at the end", "but both"]
-    else:
-        head += ["but layers"]
+    head += ["but layers", *(["passes alone", "gradients at the end", "but both"] if timed else [])]
     head += ["floor by operations", "floor by bytes"]
     text = f"""### Where the time goes
 

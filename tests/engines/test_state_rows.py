@@ -288,7 +288,7 @@ def test_branches_wait_for_each_other(name, monkeypatch):
     late.run(4)
     (runner,) = late.engine._rounds
     assert len(runner._aside.calls) == 9, "three of each round that is one recording"
-    assert runner._may_be_late() == (name in CHAINS)
+    assert runner.beginning.may_be_late == (name in CHAINS)
     assert runner.histories.used and runner.end is not None
     same(at_once, late)
 

@@ -21,7 +21,7 @@ from triton.compiler import compile as compiled
 
 from undrift.kernels import batchnorm, closing, columns, launches, linear, settling
 from undrift.kernels.ending import Ending, Placed
-from undrift.kernels.problem import TYPES, Norm, Problem, thin
+from undrift.kernels.problem import TYPES, Lying, Norm, Problem, thin
 from undrift.kernels.tuner import Launch
 
 POINTERS = {
@@ -123,7 +123,7 @@ def end() -> None:
             (launch,), added = closing._launches(p, config, g, x, one, 0.5, 0)
             launch.run()
     closing.add_up(added)
-    there, half = linear.Lying(at[0], True, 64), own[0].to(torch.bfloat16)
+    there, half = Lying(at[0], True, 64), own[0].to(torch.bfloat16)
     config, y = linear._forward_candidates(p)[0], torch.empty((clients, rows, outputs))
     linear._forward_launches(p, config, x, half, None, y, None, False, there)[0].run()
     some, blocks = ending.of(lambda v: v[..., 0, :]), columns.Blocks.of([slice(0, 99)], g.device)

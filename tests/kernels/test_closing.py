@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
@@ -157,14 +151,8 @@ def test_the_trial_can_fail(at, device):
         output[..., 3] = held
 
 
-def test_the_programs_compile_for_a_card_that_is_not_here():
-    """The interpreter takes what no compiler would, and knows no assembler."""
-    script = Path(__file__).with_name("compiled.py")
-    environment = {n: v for n, v in os.environ.items() if n != "TRITON_INTERPRET"}
-    command = [sys.executable, str(script), "end"]
-    made = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr[-2000:]
-    found = [json.loads(line) for line in made.stdout.splitlines()]
+def test_the_programs_compile_for_a_card_that_is_not_here(compiled):
+    found = compiled("end")
     names = [*["close_clients"] * 6, "add_parts", "linear"]
     names += ["close_columns", "add_clients", "add_parts"]
     assert [name for name, _ in found] == names

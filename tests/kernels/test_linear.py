@@ -19,7 +19,7 @@ from undrift.core.ops import Pass, prepare
 from undrift.core.task import Task
 from undrift.kernels import interpreted, linear
 from undrift.kernels.linear import LinearProblem
-from undrift.kernels.problem import Terms
+from undrift.kernels.problem import Lying, Terms
 from undrift.testing.compare import distance
 
 C = 2
@@ -71,7 +71,7 @@ def test_weights_are_narrowed_on_the_way(sizes, device):
     copy = torch.full_like(narrow, torch.nan)
     wanted = linear.forward(p, x, narrow, None, torch.float32)
     found = linear.forward(
-        p, x, copy, None, torch.float32, lying=linear.Lying(at, aligned=False, column=far)
+        p, x, copy, None, torch.float32, lying=Lying(at, aligned=False, column=far)
     )
     assert torch.equal(found, wanted) and torch.equal(copy, narrow)
 

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -194,14 +189,8 @@ def test_the_trial_can_fail(form, device):
         output[..., 3] = held
 
 
-def test_the_programs_compile_for_a_card_that_is_not_here():
-    """The interpreter takes what no compiler would."""
-    script = Path(__file__).with_name("compiled.py")
-    environment = {n: v for n, v in os.environ.items() if n != "TRITON_INTERPRET"}
-    command = [sys.executable, str(script), "steps"]
-    made = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr[-2000:]
-    lines = [json.loads(line) for line in made.stdout.splitlines()]
+def test_the_programs_compile_for_a_card_that_is_not_here(compiled):
+    lines = compiled("steps")
     names = ["sum_parts", "sum_pairs", "take", "linear_backward", "linear_step"]
     assert [name for name, _ in lines] == names
     assert all("v4.b32" in widths for name, widths in lines if name in ("take", "linear_step"))

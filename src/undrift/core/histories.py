@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from undrift.core.chain import parameter
-from undrift.core.history import PLAIN, SHRUNK, Extent, History, Lying, Moves, Vectors
+from undrift.core.history import PLAIN, SHRUNK, Extent, History, Moves, Vectors
 from undrift.core.precision import operand_type
 
 if TYPE_CHECKING:
     from undrift.core.local import Sgd
     from undrift.core.task import Task
+from undrift.kernels.problem import Lying
 
 # A cohort's weights of one layer.  Below that, launches cost more than moving weights.
 LEAST_WEIGHTS = 2**24

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from undrift.core.dense import add_product, multiply
 from undrift.core.precision import operand_type
-from undrift.kernels.problem import Terms
+from undrift.kernels.problem import Lying, Terms
 
 if TYPE_CHECKING:
     from undrift.kernels.ending import Ending, Size
@@ -81,13 +81,6 @@ class Vectors(NamedTuple):
 
 
 PLAIN = Vectors()
-
-
-class Lying(NamedTuple):
-    """A vector of each client that lies somewhere, in float32."""
-
-    at: Tensor  # [S * C] addresses
-    aligned: bool  # whether all are multiples of 16
 
 
 @dataclass
@@ -151,12 +144,13 @@ class History:
         self._lying = [None] * len(self.own)
         for j, (held, vector) in enumerate(zip(self.own, own, strict=True)):
             if isinstance(vector, Lying):
-                if on_the_way and self._narrows_on_the_way(held):
-                    self._lying[j] = vector
+                there, room = vector._replace(column=self.columns.start), held.flatten(0, 1)
+                if on_the_way and self._problem(self.extent.batch, room) is not None:
+                    self._lying[j] = there
                     continue
                 from undrift.kernels import moving
 
-                moving.narrow(*vector, self.columns.start, held.flatten(0, 1))
+                moving.narrow(there, room)
                 continue
             # row by row, in one launch: each lies together
             mine, rows = held.flatten(0, 1), self.of(vector.flatten(0, 1))
@@ -336,28 +330,22 @@ class History:
         rows = a.reshape(len(w0), -1, a.shape[2])
         return multiply(rows, w0, self.precision, result).view(*a.shape[:2], -1)
 
-    def _narrows_on_the_way(self, held: Tensor) -> bool:
-        """Whether a product of everybody's rows with what is held can narrow it."""
-        rows = self.x.new_empty((0,)).expand(held[:, :, 0, 0].numel(), self.extent.batch, 0)
-        return self._problem(rows, held.flatten(0, 1)) is not None
-
     def _overlap(self, rows: Tensor, held: Tensor, lying: Lying | None = None) -> Tensor:
         """Multiply rows [n, B, in] by all inputs [n, K*B, in] that are held.
 
         Where they still lie elsewhere, they are narrowed on the way.
         """
-        problem = self._problem(rows, held)
+        problem = self._problem(rows.shape[1], held)
         if problem is None:
             return multiply(rows, held.transpose(1, 2), self.precision)
         from undrift.kernels import linear
 
         assert lying is None or len(lying.at) == len(held), "of everybody at once"
-        there = None if lying is None else linear.Lying(*lying, self.columns.start)
-        return linear.forward(problem, rows, held, None, torch.float32, lying=there)
+        return linear.forward(problem, rows, held, None, torch.float32, lying=lying)
 
     def _add_inputs(self, y: Tensor, weighted: Tensor, held: Tensor, scale: float) -> None:
         """Add rows [n, K*B, in] that are held to y [n, B, in], by weights [n, B, K*B]."""
-        problem = self._problem(y, held)
+        problem = self._problem(y.shape[1], held)
         if problem is None or not y.is_contiguous():
             add_product(y, weighted, held, scale, self.precision)
             return
@@ -365,17 +353,17 @@ class History:
 
         linear.add_rows(problem, weighted, held, y, scale)
 
-    def _problem(self, rows: Tensor, held: Tensor) -> Any:
-        """Describe a product with all slots to the kernels, or give None where they do not run.
+    def _problem(self, rows: int, held: Tensor) -> Any:
+        """Describe a product of so many rows of everybody to the kernels, or give None.
 
         Torch's products do badly at these shapes: few rows and long sums.
         """
-        if self.kind == torch.float64 or not _has_kernels(rows.device):
+        if self.kind == torch.float64 or not _has_kernels(held.device):
             return None
         from undrift.kernels import linear
 
         count, slots, inputs = held.shape
-        problem = linear.LinearProblem(count, rows.shape[1], inputs, slots, self.precision)
+        problem = linear.LinearProblem(count, rows, inputs, slots, self.precision)
         return problem if linear.takes(problem, held) else None
 
     def _add(self, y: Tensor, weighted: Tensor, held: Tensor) -> None:

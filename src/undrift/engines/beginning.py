@@ -23,6 +23,7 @@ from undrift.engines.fused import Fused
 from undrift.engines.graphs import Buffers, write_over
 from undrift.engines.loading import STEPS, Loading
 from undrift.engines.seating import Seating
+from undrift.engines.state_rows import are_states
 from undrift.engines.turns import Crew
 
 
@@ -64,7 +65,7 @@ class Beginning:
         """Begin a round at once; clients' own vectors are still to be narrowed.
 
         Models lie there and batches are drawn.  What it gives has to be called before anything
-        else is read that a round begins with.
+        else is read that a round begins with (`may_be_late`).
         """
         server = self.seen_servers(0)
         self._buffers["k"].zero_()  # a graph whose first nodes are two begins one of them late
@@ -77,6 +78,19 @@ class Beginning:
             raise
         begun()
         return done
+
+    @property
+    def may_be_late(self) -> bool:
+        """Whether a step reads models and batches alone before a layer that remembers.
+
+        Plain steps ask for rates first, and modules for their buffers.  What layers take in of
+        clients must be there, too: states are, what servers write to clients is not.
+        """
+        chain = self._deciding.stepping.chains.get(0)
+        if chain is None or self._histories is None or self._seating.has_buffers:
+            return False
+        own = chain.own(self._buffers["clients 0"])
+        return self._histories.used and are_states(own, self._buffers["state 0"])
 
     def _bring_models(self, server: Server) -> None:
         """Write the model that is sent, and what steps move of it."""

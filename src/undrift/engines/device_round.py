@@ -26,7 +26,7 @@ from undrift.core.history import Extent
 from undrift.core.round import shares_gradient
 from undrift.core.rule import ClientInfo
 from undrift.core.task import Batch, Task
-from undrift.core.tree import EMPTY, Tree, leaves, structure, tree_map
+from undrift.core.tree import EMPTY, Tree, structure, tree_map
 from undrift.core.views import Carry
 from undrift.data.work import Work
 from undrift.engines.beginning import Beginning
@@ -176,7 +176,7 @@ class DeviceRound:
         if self.beginning.at_once:
             begun, ready = self.beginning.write(), nothing
             try:
-                if not self._may_be_late():
+                if not self.beginning.may_be_late:
                     begun()
                 first = self.reading.at(0)  # before those of other steps, which would slow it down
                 self.beginning.narrow(on_the_way=True)
@@ -278,30 +278,17 @@ class DeviceRound:
                     inside.enter_context(histories.after(k))
                     if k == 0:
                         inside.enter_context(histories.awaiting(begun))
-                known = first if k == 0 else None
-                found = self.reading.at(k, fetched=fetched) if known is None else known
+                found = first if k == 0 else None
+                found = found or self.reading.at(k, fetched=fetched)
                 self._step(*found, last if k == count - 1 else ())
             if k == 0:
                 begun()
                 ready()
 
-    def _may_be_late(self) -> bool:
-        """Whether a step reads models and batches alone before a layer that remembers.
-
-        Plain steps ask for rates first, and modules for their buffers.  What layers take in of
-        clients must be there, too: states are, what servers write to clients is not.
-        """
-        chain, kept = self.stepping.chains.get(0), leaves(self.buffers["carry 0"].buffers)
-        if chain is None or self.histories is None or any(v.numel() for v in kept):
-            return False
-        states = {id(v) for v in leaves(self.buffers["state 0"])}
-        own = chain.own(self.buffers["clients 0"])
-        return self.histories.used and all(id(v) in states for v in own)
-
     def _ends_early(self) -> bool:
         """Whether numbers of clients are known before the last step has gone all the way back."""
-        kept = leaves(self.buffers["carry 0"].buffers)  # of modules: plain steps write them last
-        by_numbers = bool(self.stepping.chains) or not any(v.numel() for v in kept)
+        # plain steps write the buffers of modules last
+        by_numbers = bool(self.stepping.chains) or not self.seating.has_buffers
         return self.end is not None and by_numbers
 
     def _open_end(self) -> None:
@@ -380,11 +367,8 @@ class DeviceRound:
         for g, (group, part) in enumerate(self.seating.parts()):
             info: ClientInfo = tree_map(lambda v, part=part: v[part], buffers["info"])
             seeds, counts = buffers["numbers"][part, 0], buffers["numbers"][part, 1]
-            server, state, size = (
-                self.beginning.seen_servers(g),
-                buffers[f"state {g}"],
-                counts.to(every),
-            )
+            server, state = self.beginning.seen_servers(g), buffers[f"state {g}"]
+            size = counts.to(every)
             broadcast, clients = group.open(server, info, state, every[part], size, seeds)
             if self.looks.lanes:
                 # looks are recorded before this is, and would write over what is only held

@@ -30,7 +30,7 @@ from undrift.engines.graphs import room_for
 from undrift.engines.group import Group, masked_sum
 from undrift.engines.linear_chain import LinearChain, Places, Short, Step, recorded
 from undrift.engines.linearity import SUMS, Made, alike, chooses, follow, is_zero, outputs
-from undrift.engines.state_rows import NEW, StateRows
+from undrift.engines.state_rows import NEW, StateRows, are_states
 from undrift.kernels.ending import Ending, Placed, Size, combination
 
 Needs = tuple[tuple[int, ...], ...]  # by value: which columns of a table it reads
@@ -122,8 +122,8 @@ class LinearEnd:
 
     def reads_states_alone(self, clients: Client, state: Tree) -> bool:
         """Whether all vectors of clients that it reads are those of their states."""
-        held, known = leaves(clients), {id(v) for v in leaves(state)}
-        return all(id(held[p]) in known for p in self._own)
+        held = leaves(clients)
+        return are_states([held[p] for p in self._own], state)
 
     @property
     def size(self) -> Size:

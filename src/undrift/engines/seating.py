@@ -78,6 +78,11 @@ class Seating:
             spread_into(*(self._spread(c) for c in (self.buffers[f"carry {g}"], carry)))
 
     @property
+    def has_buffers(self) -> bool:
+        """Whether modules of the only crew have buffers."""
+        return any(v.numel() for v in leaves(self.buffers["carry 0"].buffers))
+
+    @property
     def clients(self) -> int:
         """Tell how many clients of an experiment have room."""
         return int(self.buffers["models"][0].shape[1])

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from undrift.core.history import Lying
 from undrift.core.transfer import Mail
 from undrift.core.tree import Tree, leaves
 from undrift.engines.graphs import copy_all
 from undrift.engines.turns import Turn
+from undrift.kernels.problem import Lying
 from undrift.state.packing import Leaf
 from undrift.state.rows import MemoryTier
 from undrift.state.store import Reserved
@@ -133,6 +133,12 @@ class StateRows:
             zeros = (whole - filled) // WORD
             found.append((begin + filled, self._zeros.data_ptr(), 0, zeros))
         return found
+
+
+def are_states(vectors: Sequence[Tensor], state: Tree) -> bool:
+    """Whether vectors of clients are all parts of their states."""
+    known = {id(v) for v in leaves(state)}
+    return all(id(v) in known for v in vectors)
 
 
 def _room_like(v: Tensor) -> Tensor:

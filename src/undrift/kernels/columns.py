@@ -49,11 +49,9 @@ def takes(model: Tensor, e: Ending, columns: Sequence[slice]) -> bool:
     """Whether the kernels do this: few vectors in float32, clients evenly apart, few columns."""
     few = max(len(e.own), len(e.states)) <= MOST and len(e.shared) <= MOST_SHARED
     each = (model, *e.own, *e.states, *e.before)
-    room = (
-        4 * min(len(e.sums), MOST) * model[..., 0].numel() * sum(c.stop - c.start for c in columns)
-    )
+    numbers = model[..., 0].numel() * sum(c.stop - c.start for c in columns)
     dense = all(_is_even(v) for v in each) and all(v.stride(-1) == 1 for v in e.shared)
-    return few and dense and room <= MOST_EACH
+    return few and dense and 4 * min(len(e.sums), MOST) * numbers <= MOST_EACH
 
 
 def close_columns(model: Tensor, e: Ending, blocks: Blocks) -> Tensor:

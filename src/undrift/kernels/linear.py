@@ -15,7 +15,7 @@ from torch import Tensor
 from undrift.kernels import interpreted
 from undrift.kernels.interpreter import mend
 from undrift.kernels.launches import ROUNDING
-from undrift.kernels.problem import TYPES, Terms, power
+from undrift.kernels.problem import TYPES, Lying, Terms, power
 from undrift.kernels.programs import linear as programs
 from undrift.kernels.settling import ChainStep, Mixed, Rates, Step, sections
 from undrift.kernels.trials import largest, relative, some_of
@@ -80,14 +80,6 @@ def constants_of(p: LinearProblem, kind: torch.dtype, config: Configuration) -> 
 
 
 # --------------------------------------------------------------------------------------- forward
-class Lying(NamedTuple):
-    """Weights of each client in longer vectors that lie somewhere, in float32."""
-
-    at: Tensor  # [C] addresses of the vectors
-    aligned: bool  # whether all are multiples of 16
-    column: int  # where the weights begin in them
-
-
 def forward(
     p: LinearProblem, x: Tensor, w: Tensor, b: Tensor | None, result: torch.dtype,
     rectify: bool = False, lying: Lying | None = None,
@@ -206,7 +198,7 @@ def _narrowing_trial(p: LinearProblem, device: torch.device) -> Trial:
     copy = torch.empty_like(w, dtype=p.operand)
     at = [v.data_ptr() for v in w]
     aligned = all(place % 16 == 0 for place in at)
-    lying = Lying(torch.tensor(at, device=device), aligned, column=0)
+    lying = Lying(torch.tensor(at, device=device), aligned)
 
     def launches(config: Configuration) -> list[Launch]:
         return _forward_launches(p, config, x, copy, None, y, None, lying=lying)

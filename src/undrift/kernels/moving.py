@@ -7,6 +7,7 @@ from torch import Tensor
 
 from undrift.kernels import interpreted
 from undrift.kernels.interpreter import mend
+from undrift.kernels.problem import Lying
 from undrift.kernels.programs import moving
 from undrift.kernels.tuner import Launch, on_device
 
@@ -32,13 +33,15 @@ def clear(values: Tensor, flag: Tensor) -> None:
         Launch(moving.clear, (PROGRAMS,), (words, flag, words.numel()), constants).run()
 
 
-def narrow(at: Tensor, aligned: bool, column: int, to: Tensor) -> None:
-    """Read float32 vectors at addresses [n], from a column on, into `to` [n, ...] in its type."""
+def narrow(lying: Lying, to: Tensor) -> None:
+    """Read vectors where they lie, from their column on, into `to` [n, ...] in its type."""
     size = to[0].numel()
     with on_device(to):
-        constants = dict(COLUMN=column, SIZE=size, ALIGNED=aligned, BLOCK=BLOCK, num_warps=8)
+        constants = dict(
+            COLUMN=lying.column, SIZE=size, ALIGNED=lying.aligned, BLOCK=BLOCK, num_warps=8
+        )
         grid = (len(to), -(-size // BLOCK))
-        Launch(moving.narrow, grid, (at, to, to.stride(0)), constants).run()
+        Launch(moving.narrow, grid, (lying.at, to, to.stride(0)), constants).run()
 
 
 def exchange(at: Tensor, slices: Tensor, most: int, *, out: bool) -> None:

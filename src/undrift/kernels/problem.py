@@ -181,6 +181,14 @@ class Norm(NamedTuple):
     planes: bool = False  # each channel of the output lies together; else it lies as the input
 
 
+class Lying(NamedTuple):
+    """A vector of each client that lies somewhere, in float32."""
+
+    at: Tensor  # [n] addresses
+    aligned: bool  # whether all are multiples of 16
+    column: int = 0  # where what is looked at begins
+
+
 class Terms(NamedTuple):
     """What weights are made of besides gradients."""
 

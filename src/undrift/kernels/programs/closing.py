@@ -7,6 +7,8 @@ then their own.
 import triton
 import triton.language as tl
 
+from undrift.kernels.programs.placed import place_of, vector_at
+
 
 @triton.jit
 def moved_by(
@@ -30,29 +32,6 @@ def add_rows(g, x, total, begin, ROWS, o, i, IN: tl.constexpr, OUT: tl.constexpr
     slopes = tl.load(g + s[:, None] * OUT + o[None, :], mask=here & (o < OUT)[None, :], other=0.0)
     inputs = tl.load(x + s[:, None] * IN + i[None, :], mask=here & (i < IN)[None, :], other=0.0)
     return tl.dot(tl.trans(slopes), inputs, total)
-
-
-@triton.jit
-def place_of(vectors, client, stride, PLACED: tl.constexpr):
-    """Tell where a client's vector is: which number of a matrix, or PLACED what a table says."""
-    if PLACED:
-        return tl.load(vectors + client)
-    else:
-        return client * stride
-
-
-@triton.jit
-def vector_at(
-    vectors, place, PLACED: tl.constexpr, ALIGNED: tl.constexpr, COLUMN: tl.constexpr
-):  # fmt: skip
-    """Give the vector at a place: of a matrix, or PLACED at an address."""
-    if PLACED:
-        row = place.to(tl.pointer_type(tl.float32))
-        if ALIGNED:
-            row = tl.multiple_of(row, 16)
-        return row + COLUMN
-    else:
-        return vectors + place
 
 
 ROWS_OF_WARP = tl.constexpr(16)  # of a product

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from undrift.kernels.programs.closing import combined
+from undrift.kernels.programs.placed import place_of, vector_at
 
 
 @triton.jit(do_not_specialize=["EACH"])
@@ -79,9 +80,11 @@ def close_columns(
                 tl.store(parts + (j * clients + client) * programs + program, found[j])
         elif j < SUMMED + STATES:
             if j == SUMMED:
-                to = row_of(state, client, state_client, PLACED, ALIGNED)
+                place = place_of(state, client, state_client, PLACED)
+                to = vector_at(state, place, PLACED, ALIGNED, 0)
             else:
-                to = row_of(state_more, client, state_more_client, PLACED, ALIGNED)
+                place = place_of(state_more, client, state_more_client, PLACED)
+                to = vector_at(state_more, place, PLACED, ALIGNED, 0)
             tl.store(to + n, found[j], mask=here)
             if take == 0:
                 if j == SUMMED:
@@ -131,15 +134,3 @@ def columns_of(blocks, program, begin, ALIGNED: tl.constexpr, BN: tl.constexpr):
         stop = tl.multiple_of(stop, 4)
     n = first + begin + tl.arange(0, BN)
     return n, n < stop
-
-
-@triton.jit
-def row_of(state, client, stride, PLACED: tl.constexpr, ALIGNED: tl.constexpr):
-    """Tell where a client's state goes: to a row of a matrix, or PLACED to an address."""
-    if PLACED:
-        row = tl.load(state + client).to(tl.pointer_type(tl.float32))
-        if ALIGNED:
-            row = tl.multiple_of(row, 16)
-        return row
-    else:
-        return state + client * stride

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from undrift.kernels.programs.half import headroom
+from undrift.kernels.programs.placed import place_of, vector_at
 from undrift.kernels.programs.step import known_of, rates_of, settle, step_of, stepped
 
 
@@ -31,13 +32,8 @@ def linear(
     r = tl.arange(0, BR)
     k = tl.arange(0, BK)
     inputs = x + client * x_client + r[:, None] * x_row
-    if PLACED:
-        vector = tl.load(w + client).to(tl.pointer_type(tl.float32))
-        if ALIGNED:
-            vector = tl.multiple_of(vector, 16)
-        weights = vector + COLUMN + o[:, None] * IN
-    else:
-        weights = w + client * w_client + o[:, None] * IN
+    place = place_of(w, client, w_client, PLACED)
+    weights = vector_at(w, place, PLACED, ALIGNED, COLUMN) + o[:, None] * IN
     to = copy + client * copy_client + o[:, None] * IN
     total = tl.zeros((BO, BR), tl.float32)
     for step in range(split * STEPS, split * STEPS + STEPS):

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from undrift.kernels.programs.placed import place_of, vector_at
+
 
 @triton.jit
 def move(table, BLOCK: tl.constexpr):
@@ -33,11 +35,9 @@ def narrow(
 ):  # fmt: skip
     """Convert part program_id(1) of client program_id(0)'s vector: SIZE numbers from COLUMN on."""
     client = tl.program_id(0).to(tl.int64)
-    row = tl.load(at + client).to(tl.pointer_type(tl.float32))
-    if ALIGNED:
-        row = tl.multiple_of(row, 16)
+    vector = vector_at(at, place_of(at, client, 0, True), True, ALIGNED, COLUMN)
     here = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    values = tl.load(row + COLUMN + here, mask=here < SIZE)
+    values = tl.load(vector + here, mask=here < SIZE)
     tl.store(to + client * to_client + here, values.to(to.dtype.element_ty), mask=here < SIZE)
 
 

@@ -61,8 +61,7 @@ class Fleet:
     def run(self, rounds: int) -> list[list[RoundResult]]:
         """Train all of them for some rounds; gives the results trainer by trainer."""
         check_whole("rounds", rounds, low=0)
-        steps = [self.advance() for _ in range(rounds)]
-        found = Reading([one for step in steps for one in step]).results()
+        found = Reading(one for _ in range(rounds) for one in self.advance()).results()
         return [found[i :: len(self.trainers)] for i in range(len(self.trainers))]
 
     def advance(self) -> list[Advance]:

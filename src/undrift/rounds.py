@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
-from itertools import groupby
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from itertools import groupby, islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from undrift.engines.traffic import Traffic
 log = logging.getLogger("undrift")
 
 Numbers = NDArray[np.float64]
+
+TOGETHER = 32  # rounds that are read as one
 
 
 class RoundResult(NamedTuple):
@@ -114,63 +116,65 @@ class Fetch:
 
 
 def fetched(tensors: Sequence[Tensor]) -> Fetch:
-    """Fetch tensors as one vector, in a type that holds all of their numbers."""
+    """Fetch a few tensors as one vector, in a type that holds all of their numbers."""
     return Fetch(torch.cat([v.detach().reshape(-1) for v in tensors]))
 
 
 class Reading:
-    """What some rounds tell, on its way to the host in one piece."""
+    """What some rounds tell, on its way to the host a few rounds at a time.
 
-    def __init__(self, rounds: Sequence[Advance]) -> None:
-        self.rounds = list(rounds)
-        self._told = [one.told() for one in self.rounds]
-        self._fetch = fetched([v for told in self._told for v in told]) if rounds else None
-        self._done = time.perf_counter()  # true where no device is at work
+    While the last ones are still under way, results of the others are made.
+    """
+
+    def __init__(self, rounds: Iterable[Advance]) -> None:
+        self._blocks: list[Block] = []
+        left = iter(rounds)
+        while some := list(islice(left, TOGETHER)):
+            self._blocks += [Block(list(alike)) for _, alike in groupby(some, _form)]
 
     def results(self) -> list[RoundResult]:
         """Give the results, once they are here."""
-        if self._fetch is None:
-            return []
-        # in float64, whatever the device has: rounds are many, and numpy is quick with few numbers
-        vector = self._fetch.read().double().numpy()
-        at = time.perf_counter() if self._fetch.waits else self._done
-        with np.errstate(all="ignore"):  # a loss may be infinite
-            found = [one for some in self._alike(vector) for one in some.results(at)]
-        if not self._fetch.waits:
+        found = [one for block in self._blocks for one in block.results()]
+        if not any(block.waits for block in self._blocks):
             return found
-        each = (at - self.rounds[0].started) / len(found)  # which took how long is not known
+        # which round took how long is not known
+        each = (time.perf_counter() - self._blocks[0].rounds[0].started) / len(found)
         return [one._replace(seconds=each) for one in found]
 
-    def _alike(self, vector: Numbers) -> Iterator[Block]:
-        """Part what was read into rounds in a row that tell alike."""
-        begin = 0
-        pairs = zip(self.rounds, self._told, strict=True)
-        for (count, width), some in groupby(pairs, lambda pair: _shape(pair[1])):
-            rounds = [one for one, _ in some]
-            end = begin + len(rounds) * count * width
-            yield Block(rounds, vector[begin:end].reshape(len(rounds), count, width))
-            begin = end
+
+class Block:
+    """Rounds that tell alike: as many values of as many clients."""
+
+    def __init__(self, rounds: Sequence[Advance]) -> None:
+        self.rounds = rounds
+        # value by value: one launch puts those of one type together
+        columns = [torch.cat(column) for column in zip(*(r.told() for r in rounds), strict=True)]
+        self._shape = (len(columns), len(rounds), -1)
+        self._fetch = fetched(columns)
+        self._done = time.perf_counter()  # true where no device is at work
+
+    @property
+    def waits(self) -> bool:
+        """Whether a device sends what they tell."""
+        return self._fetch.waits
+
+    def results(self) -> list[RoundResult]:
+        """Make the results, once it is here."""
+        # in float64, whatever the device has: rounds are many, and numpy is quick with few numbers
+        told: Numbers = self._fetch.read().double().numpy().reshape(self._shape)
+        at = self._done
+        with np.errstate(all="ignore"):  # a loss may be infinite
+            whole = (told[0] != 0).all(1).tolist()
+            steps, means = told[1].sum(1).tolist(), told[2:].mean(2).T.tolist()
+            return [
+                one.made([], steps[r], means[r], at) if whole[r] else one.result_of(told[:, r], at)
+                for r, one in enumerate(self.rounds)
+            ]
 
 
-class Block(NamedTuple):
-    """Rounds with as many clients, and what they tell: [rounds, values, C]."""
-
-    rounds: list[Advance]
-    told: Numbers
-
-    def results(self, at: float) -> list[RoundResult]:
-        """Make the results of what was told, read at some time."""
-        whole = (self.told[:, 0] != 0).all(1).tolist()
-        steps, means = self.told[:, 1].sum(1).tolist(), self.told[:, 2:].mean(2).tolist()
-        return [
-            one.made([], steps[r], means[r], at) if whole[r] else one.result_of(self.told[r], at)
-            for r, one in enumerate(self.rounds)
-        ]
-
-
-def _shape(told: Sequence[Tensor]) -> tuple[int, int]:
-    """Tell how many numbers there are, and of how many clients."""
-    return len(told), told[0].numel()
+def _form(one: Advance) -> tuple[Any, ...]:
+    """Tell which values a round tells, and of how many clients."""
+    return tuple((v.dtype, v.numel()) for v in one.told())
 
 
 class Judged:

@@ -147,7 +147,7 @@ class Trainer:
         check_whole("rounds", rounds, low=0)
         if self.engine.device.type == "cpu":
             return [self.round() for _ in range(rounds)]
-        return Reading([self.advance() for _ in range(rounds)]).results()
+        return Reading(self.advance() for _ in range(rounds)).results()
 
     def advance(self) -> Advance:
         """Train one round without waiting for a device."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from undrift.core.tree import Tree, leaves, rebuild, structure
 
 APART = 64  # bytes: where a part of a message may begin
+PAGES = 8  # for messages that are on their way
 
 
 def send(values: Tensor, device: torch.device) -> Tensor:
@@ -27,7 +28,8 @@ def send(values: Tensor, device: torch.device) -> Tensor:
 class Mail:
     """Trees of tensors by name that go to a device again and again, in one transfer each time.
 
-    They stay where they are: `trees`.
+    They stay where they are: `trees`.  Pages of pinned memory are written in turns, each again
+    when a device has copied it.
     """
 
     def __init__(self, like: dict[str, Tree], device: torch.device) -> None:
@@ -35,16 +37,23 @@ class Mail:
         sizes = [-(-v.nbytes // APART) * APART for v in held]
         starts = list(accumulate(sizes, initial=0))
         self._spans = [slice(a, a + v.nbytes) for a, v in zip(starts, held, strict=False)]
-        self._there = torch.zeros(starts[-1], dtype=torch.uint8, device=device)
         self._like = [(v.dtype, v.shape) for v in held]
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._structure = structure(like)
-        self.trees: dict[str, Tree] = rebuild(self._structure, self._parts(self._there))
+        self._there = torch.zeros(starts[-1], dtype=torch.uint8, device=device)
+        self.trees = self._shown(self._there)
+        pages = PAGES if device.type == "cuda" else 1
+        room = torch.empty((pages, starts[-1]), dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._pages = [(page, self._shown(page)) for page in room]
+        self._sent: list[torch.cuda.Event | None] = [None] * pages
+        self._next = 0
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def send(self, values: dict[str, Tree]) -> None:
         """Write trees like the first ones, which the host has; others become what they may."""
-        here = torch.empty(self._there.shape, dtype=torch.uint8, pin_memory=self._there.is_cuda)
-        parts: dict[str, Tree] = rebuild(self._structure, self._parts(here))
+        at, self._next = self._next, (self._next + 1) % len(self._pages)
+        here, parts = self._pages[at]
+        if (before := self._sent[at]) is not None:
+            before.synchronize()  # sync: it has been copied long ago, as a rule
         for name, tree in values.items():
             for part, value in zip(leaves(parts[name]), leaves(tree), strict=True):
                 part.copy_(value)
@@ -55,13 +64,17 @@ class Mail:
         now = torch.cuda.current_stream(self._there.device)
         with torch.cuda.stream(self._stream):
             arrived = here.to(self._there.device, non_blocking=True)
+            self._sent[at] = self._stream.record_event()
         now.wait_stream(self._stream)
         arrived.record_stream(now)
         self._there.copy_(arrived)
 
-    def _parts(self, whole: Tensor) -> list[Tensor]:
+    def _shown(self, whole: Tensor) -> dict[str, Tree]:
+        """Show a message as the trees that it is."""
         pairs = zip(self._spans, self._like, strict=True)
-        return [whole[span].view(dtype).view(shape) for span, (dtype, shape) in pairs]
+        parts = [whole[span].view(dtype).view(shape) for span, (dtype, shape) in pairs]
+        trees: dict[str, Tree] = rebuild(self._structure, parts)
+        return trees
 
 
 @lru_cache(maxsize=256)

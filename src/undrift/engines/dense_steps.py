@@ -39,7 +39,7 @@ def is_dense(task: Task, dims: int) -> bool:
     known = (*LOSSES.values(), *METRICS.values())  # a user's own may look at the whole batch
     return (
         is_sequence(task.module)
-        and all(_is_simple(layer) for _, layer in _layers(task.module))
+        and all(_is_simple(layer) for _, layer in layers_of(task.module))
         and all(f in known for f in (task.loss, *task.metrics.values()))
         and dims > 0
         and task.augment is None
@@ -48,13 +48,13 @@ def is_dense(task: Task, dims: int) -> bool:
     )
 
 
-def _layers(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+def layers_of(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
     """List layers in the order of their calls."""
     if not isinstance(module, nn.Sequential):
         yield name, module
         return
     for key, part in module.named_children():
-        yield from _layers(part, f"{name}.{key}" if name else key)
+        yield from layers_of(part, f"{name}.{key}" if name else key)
 
 
 def _is_simple(layer: nn.Module) -> bool:
@@ -241,7 +241,7 @@ class DenseSteps(PlainSteps):
         if wanted == self._made_for:
             return
         parts, made, shape = self._parts(w.detach()), list[Any](), x.shape
-        for number, (name, layer) in enumerate(_layers(self.task.module)):
+        for number, (name, layer) in enumerate(layers_of(self.task.module)):
             if isinstance(layer, nn.Linear):
                 own = [parts.get(parameter(name, key)) for key in ("weight", "bias")]
                 assert own[0] is not None, "every linear layer has weights"

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from undrift import native
 from undrift.core.algorithm import Algorithm, Broadcast, Client, Report, Row, Server
 from undrift.core.round import (
     client_begin,
@@ -47,6 +48,8 @@ from undrift.engines.dense_steps import DenseSteps, Workspace, is_dense
 from undrift.engines.device_round import DeviceRound
 from undrift.engines.engine import Assignment, Engine, Outcome, mean_rows
 from undrift.engines.graphs import apart
+from undrift.engines.native_steps import NativeSteps
+from undrift.engines.native_steps import fits as loops_fit
 from undrift.engines.plain import PlainSteps, is_plain, is_sequence
 from undrift.engines.reference import Reference
 from undrift.engines.seams import Ways, seam_for, seam_plan, use_seam_plan
@@ -74,6 +77,7 @@ class Vectorised(Engine):
         chunk: int | None = None,
         workers: int | None = None,
         in_place: bool = True,
+        native: bool = True,
         graph: bool | None = None,
         precision: str | None = None,
         ways: Ways | None = None,
@@ -85,8 +89,9 @@ class Vectorised(Engine):
         self.task.seam = self.seam
         _check_count("chunk", chunk)
         _check_count("workers", workers)
-        _check_switches(in_place=in_place, graph=graph)
+        _check_switches(in_place=in_place, native=native, graph=graph)
         self.in_place, self.chunk, self.workers = in_place, chunk, workers
+        self.native = native  # whether loops in C may be used; from the first round on, are
         self.graph = self.device.type == "cuda" if graph is None else graph
         self._rounds: list[DeviceRound] = []
         self._batches: tuple[Work, Room] | None = None
@@ -111,6 +116,7 @@ class Vectorised(Engine):
             "chunk": self.chunk,
             "workers": self.workers,
             "in_place": self.in_place,
+            "native": self.native,
         }
         made |= {"graph": self.graph, "seam": seam_plan(self.seam)}
         return {**made, "decided": self._decided, "threads": self._threads}
@@ -119,6 +125,10 @@ class Vectorised(Engine):
         """Repeat the choices of a recorded run."""
         self.chunk, self.workers = plan["chunk"], plan["workers"]
         self.in_place, self._decided = plan["in_place"], plan["decided"]
+        self.native = plan.get("native", False)  # there was a time before them
+        if self.native and self._decided and not self._can_be_native():
+            log.warning("the run used loops in C, which cannot be built here: bits may differ")
+            self.native = False
         self._threads, self.graph = plan["threads"], plan["graph"]
         use_seam_plan(plan["seam"])
         self._crew = []  # workers copy these choices
@@ -140,7 +150,13 @@ class Vectorised(Engine):
             self.chunk = width_for(
                 need, self.task.module, self.device, most, self.workers, examples
             )
+        self.native = self.native and is_plain(algo) and self._can_be_native()
         self._decided = True
+
+    def _can_be_native(self) -> bool:
+        """Whether loops in C can take the local steps of plain SGD."""
+        fits = self.device.type == "cpu" and self.in_place and loops_fit(self.task, self.federation)
+        return fits and native.library(self.task.dtype) is not None
 
     def _need(self, algo: Algorithm, work: Assignment) -> Need:
         """Tell what one client's local step costs."""
@@ -313,6 +329,9 @@ class Vectorised(Engine):
     ) -> Carry:
         """Take all local steps; the prefix of clients that still train shrinks."""
         path = self._path(algo, broadcast, together=len(work.ids) > 1)
+        if isinstance(path, NativeSteps):
+            where = self.federation.rows(work.info.id, work.order)
+            return path.take_all(clients, where, work.order, work.steps)
         carry, finished = path.start(clients), []
         # by steps: what one reads lies together
         order = work.order.movedim(1, 0).contiguous()
@@ -344,13 +363,16 @@ class Vectorised(Engine):
         if not (self.in_place and on_cpu and is_plain(algo)):
             return GeneralSteps(self.task, algo, broadcast)
         if together not in self._paths:
-            dense = is_dense(self.task, self.federation.x.dim() - 1)
-            self._paths[together] = (
-                DenseSteps(self.task, algo, broadcast, self._workspace)
-                if dense
-                else PlainSteps(self.task, algo, broadcast, together)
-            )
+            self._paths[together] = self._plain_path(algo, broadcast, together)
         return self._paths[together]
+
+    def _plain_path(self, algo: Algorithm, broadcast: Broadcast, together: bool) -> Steps:
+        room, data = self._workspace, self.federation
+        if not is_dense(self.task, data.x.dim() - 1):
+            return PlainSteps(self.task, algo, broadcast, together)
+        if self.native and loops_fit(self.task, data):  # a module may have got hooks since
+            return NativeSteps(self.task, algo, broadcast, room, data)
+        return DenseSteps(self.task, algo, broadcast, room)
 
     def _begin(
         self, algo: Algorithm, broadcast: Broadcast, clients: Client, work: Assignment

@@ -46,12 +46,16 @@ def remember(key: str, configuration: dict[str, Any]) -> None:
         log.debug("%s is not written: %s", path, error)
 
 
+def folder() -> Path:
+    """Name the folder for what was found or made on this machine."""
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(os.environ.get("UNDRIFT_CACHE") or Path(home) / "undrift")
+
+
 def _file() -> Path:
     import triton
 
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    folder = Path(os.environ.get("UNDRIFT_CACHE") or Path(home) / "undrift")
-    return folder / f"kernels-triton-{triton.__version__}.json"
+    return folder() / f"kernels-triton-{triton.__version__}.json"
 
 
 def _read(path: Path) -> dict[str, Any]:

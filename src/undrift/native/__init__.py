@@ -1,0 +1,122 @@
+"""Loops in C for a CPU, built by the compiler of the machine they run on.
+
+The source is part of the package.  It is built once, for this very processor, and kept in the
+user's cache folder (`UNDRIFT_CACHE` names another one).  Where there is no compiler, or it cannot
+build this, everything runs in torch's own operations; `UNDRIFT_NATIVE=0` asks for that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from undrift.kernels.memory import folder
+
+log = logging.getLogger("undrift")
+
+SOURCE = Path(__file__).parent / "dense.c"
+FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared",
+         "-fPIC")  # fmt: skip
+PATIENCE = 60  # seconds for a compiler
+
+
+BITS = {torch.float32: 32, torch.float64: 64}
+
+
+@cache
+def library(dtype: torch.dtype) -> ctypes.CDLL | None:
+    """Load the loops for a type, and build them if nobody has; None where that cannot be done."""
+    if os.environ.get("UNDRIFT_NATIVE") == "0" or dtype not in BITS:
+        return None
+    try:
+        file = _file(compiler := _compiler(), BITS[dtype])
+        if file.exists():
+            with suppress(OSError, AttributeError):  # damaged: it is built again
+                return _opened(file)
+        _build(compiler, BITS[dtype], file)
+        return _opened(file)
+    except (OSError, subprocess.SubprocessError, AttributeError) as error:
+        log.info("loops in C are not used: %s", error)
+        return None
+
+
+def _opened(file: Path) -> ctypes.CDLL:
+    found = ctypes.CDLL(str(file))
+    number, address = ctypes.c_int64, ctypes.c_void_p
+    found.undrift_dense_room.argtypes = [address, number]
+    found.undrift_dense_train.argtypes = [
+        *(address, address, number, address, number, address, address, address)
+    ]
+    for function in (found.undrift_dense_room, found.undrift_dense_train):
+        function.restype = number
+    return found
+
+
+def _flags(bits: int) -> list[str]:
+    return [*FLAGS, f"-DBITS={bits}"]
+
+
+def _file(compiler: str, bits: int) -> Path:
+    """Name the file for this source, compiler and processor."""
+    made_of = [
+        SOURCE.read_bytes(),
+        _version(compiler),
+        _processor(),
+        *map(str.encode, _flags(bits)),
+    ]
+    name = hashlib.sha256(b"\0".join(made_of)).hexdigest()[:32]
+    return folder() / f"dense{bits}-{name}.so"
+
+
+def _build(compiler: str, bits: int, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, beside = tempfile.mkstemp(suffix=".so", dir=file.parent)
+    os.close(handle)
+    try:
+        _run([compiler, *_flags(bits), str(SOURCE), "-o", beside, "-lm"])
+        os.replace(beside, file)  # another process may have made the same
+    finally:
+        Path(beside).unlink(missing_ok=True)
+
+
+def _compiler() -> str:
+    """Name a C compiler: the one in `CC`, or a usual one."""
+    for name in (os.environ.get("CC", ""), "gcc", "clang", "cc"):
+        found = shutil.which(name) if name else None
+        if found:
+            return found
+    raise FileNotFoundError("there is no C compiler (gcc, clang or cc; CC names another)")
+
+
+def _version(compiler: str) -> bytes:
+    return _run([compiler, "--version"])
+
+
+def _processor() -> bytes:
+    """Tell processors apart for which a compiler makes different code."""
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text().splitlines() if told.exists() else [platform.processor()]
+    kinds = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(dict.fromkeys(x for x in lines if x.startswith(kinds))).encode()
+
+
+def _run(command: list[str]) -> bytes:
+    done = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=False)
+    if done.returncode:
+        told = done.stderr.decode(errors="replace").strip().splitlines()[:3]
+        raise OSError(f"{command[0]} failed: {' '.join(told)}")
+    return done.stdout
+
+
+__all__ = ["library"]

@@ -59,10 +59,11 @@ def test_the_vocabulary_is_not_empty():
 MAY_IMPORT = {
     "core": {"core", "kernels"},
     "kernels": {"kernels"},
+    "native": {"kernels", "native"},
     "rules": {"core", "rules"},
     "data": {"core", "data", "state"},
     "state": {"core", "state"},
-    "engines": {"core", "kernels", "data", "state", "engines"},
+    "engines": {"core", "kernels", "native", "data", "state", "engines"},
     "models": {"core", "models"},
     "sources": {"core", "data", "models", "state", "sources"},
     "experiment": {

@@ -36,6 +36,8 @@ sys.path.insert(0, str(HERE / "peers"))
 from torch_model import build, clients  # noqa: E402
 from works import FAMILY, WORKS, Job, Weights, make_job, small, write_data  # noqa: E402
 
+from undrift.experiment.environment import commit  # noqa: E402
+
 TORCH = "torch==2.13.0"
 SCRIPTS = {
     "undrift": "with_undrift.py",
@@ -235,7 +237,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     asked = parse()
-    results: dict[str, Any] = {"machine": machine()}
+    results: dict[str, Any] = {"machine": machine(), "commit": commit()}
     for name in ("repeats", "rounds", "warmup"):
         results[name] = getattr(asked, name)
     results["checked_by"] = CHECKED_BY

@@ -248,12 +248,14 @@ def peers_run(found: dict[str, Any]) -> str:
     return f"""    python benchmarks/peers.py --threads {counts} --repeats {found["repeats"]}{options}      # {found["machine"]["cpu"]}, {found["machine"]["cores"]} cores
 
 {table(["work", "simulator", "versions", "CPU s a round", "against undrift"], rows)}
+{measured_at(found).strip() or "Measured at an older commit, before stacks of linear layers were loops in C."}
+
 """
 
 
 def peers_gpu() -> str:
     """Compare with other simulators on a GPU, where that was measured."""
-    names = ("pfl_made_gpu", "pfl_gpu", "pfl_scaffold_gpu", "peers_gpu")
+    names = ("pfl_gpu", "peers_gpu")
     runs = [found for name in names if (found := read(f"{name}_h200.json"))]
     if not runs:
         return ""
@@ -403,8 +405,8 @@ CPU seconds per round of FedAvg against a straightforward PyTorch loop (`load_st
 `torch.optim.SGD`, weighted average), in one run, taking turns; CPU time counts what all threads used,
 so that idle cores are not rewarded. emnist_mlp: 784-100-100-26, 100 of 1000 clients, 10 steps of
 batch 45. feddyn_cnn: 10 of 100 clients, 10 steps of batch 50. With two torch threads two chunks train
-side by side, each on one thread. Linear layers of a plain sequence take their SGD step in the backward
-pass; convolutions train one client at a time with channels last.
+side by side, each on one thread. Stacks of linear layers are loops in C, built on the machine; elsewhere linear layers of a plain sequence take
+their SGD step in the backward pass; convolutions train one client at a time with channels last.
 """
 
 

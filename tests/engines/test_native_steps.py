@@ -287,6 +287,17 @@ def test_a_damaged_file_is_built_again(fresh: Path) -> None:
     assert file.stat().st_size > 1000
 
 
+@needs_loops
+def test_a_file_that_others_may_write_is_not_executed(fresh: Path) -> None:
+    assert native.library(torch.float32) is not None
+    (file,) = fresh.iterdir()
+    before = file.stat().st_ino
+    file.chmod(0o777)
+    native.library.cache_clear()
+    assert native.library(torch.float32) is not None
+    assert file.stat().st_ino != before and not file.stat().st_mode & 0o022
+
+
 def broken(folder: Path, answer: str) -> Path:
     compiler = folder / "cc"
     compiler.write_text(f"#!/bin/sh\n{answer}\n")

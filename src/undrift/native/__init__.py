@@ -41,7 +41,7 @@ def library(dtype: torch.dtype) -> ctypes.CDLL | None:
         return None
     try:
         file = _file(compiler := _compiler(), BITS[dtype])
-        if file.exists():
+        if _is_ours(file):
             with suppress(OSError, AttributeError):  # damaged: it is built again
                 return _opened(file)
         _build(compiler, BITS[dtype], file)
@@ -79,12 +79,21 @@ def _file(compiler: str, bits: int) -> Path:
     return folder() / f"dense{bits}-{name}.so"
 
 
+def _is_ours(file: Path) -> bool:
+    """Whether a file is there, and nobody else can have written it: it will be executed."""
+    if not file.exists():
+        return False
+    found = file.stat()
+    return found.st_uid in (os.getuid(), 0) and not found.st_mode & 0o022
+
+
 def _build(compiler: str, bits: int, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, beside = tempfile.mkstemp(suffix=".so", dir=file.parent)
     os.close(handle)
     try:
         _run([compiler, *_flags(bits), str(SOURCE), "-o", beside, "-lm"])
+        Path(beside).chmod(0o700)
         os.replace(beside, file)  # another process may have made the same
     finally:
         Path(beside).unlink(missing_ok=True)

@@ -24,6 +24,7 @@ WORKS = {
     "feddyn_100": "feddyn_cnn (0.8M), 100 clients, 10 steps of batch 50",
     "feddyn_10": "feddyn_cnn, 10 of 100 clients, 10 steps of batch 50",
 }
+COLOURS = {"undrift": "#1b6ca8", "others": "#b8b8b8"}
 NAMES = {"fedavg": "FedAvg", "scaffold_momentum": "SCAFFOLD, client momentum 0.9"}
 
 
@@ -222,14 +223,34 @@ A cohort of 100, 5 steps of batch 20, an MLP of 1.0M parameters; SCAFFOLD's stat
 
 def peers() -> str:
     """Compare with other simulators on CPUs, where that was measured."""
-    runs = [found for name in ("peers_cpu", "peers_cpu_amd") if (found := read(f"{name}.json"))]
+    runs = [found for name in ("peers_cpu_amd", "peers_cpu") if (found := read(f"{name}.json"))]
     if not runs:
         return ""
+    chart_peers(runs[0])
     return f"""## Other simulators on a CPU
+
+![CPU seconds of a round, in undrift and in other simulators](pictures/peers.png)
 
 {"".join(map(peers_run, runs))}CPU seconds of all threads and processes together, with one torch thread, medians of the turns of
 one run, each in an environment of its own. Checked: {runs[0]["checked_by"]}.
 """
+
+
+def chart_peers(found: dict[str, Any]) -> None:
+    figure, panels = plt.subplots(1, len(found["works"]), figsize=(7, 2.2), layout="constrained")
+    for axes, (work, one) in zip(panels, found["works"].items(), strict=True):
+        used = {name: told["cpu_seconds"] for name, told in one["threads"]["1"].items()}
+        names = sorted(used, key=used.__getitem__, reverse=True)
+        paint = [COLOURS["undrift" if name == "undrift" else "others"] for name in names]
+        bars = axes.barh(names, [used[name] for name in names], color=paint)
+        axes.bar_label(bars, fmt="%.2f", padding=2, fontsize=7)
+        axes.set_title(work, fontsize=9)
+        axes.set_xlabel(f"CPU s a round, {found['machine']['cpu']}", fontsize=8)
+        axes.tick_params(labelsize=7)
+        axes.margins(x=0.15)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(CHART.with_name("peers.png"), dpi=150)
+    plt.close(figure)
 
 
 def peers_run(found: dict[str, Any]) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
-from itertools import groupby, islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ log = logging.getLogger("undrift")
 
 Numbers = NDArray[np.float64]
 
-TOGETHER = 32  # rounds that are read as one
+TOGETHER = 32  # rounds of trainers that are read as one
 
 
 class RoundResult(NamedTuple):
@@ -62,6 +62,7 @@ class Advance(NamedTuple):
     rows: Row
     sent: Traffic
     started: float
+    ended: float  # true where no device is at work
 
     def result(self) -> RoundResult:
         """Read what is known of it; waits for the device."""
@@ -72,21 +73,22 @@ class Advance(NamedTuple):
         rows = self.rows
         return [rows.accepted, rows.steps, rows.loss, *rows.scores.values()]
 
-    def result_of(self, told: Numbers, at: float) -> RoundResult:
-        """Make the result of a round in which somebody was left out, read at some time."""
+    def result_of(self, told: Numbers) -> RoundResult:
+        """Make the result of a round in which somebody was left out."""
         accepted, steps, *values = told
         kept = accepted != 0
         skipped = sorted(i for i, ok in zip(self.ids, kept.tolist(), strict=True) if not ok)
         why = "no report, not finite, or no batch to train on"
         log.warning("round %d: left out clients %s (%s)", self.round, skipped, why)
-        means = [float(v[kept].mean()) if kept.any() else math.nan for v in values]
-        return self.made(skipped, float(steps.sum()), means, at)
+        with np.errstate(all="ignore"):  # a loss may be infinite
+            means = [float(v[kept].mean()) if kept.any() else math.nan for v in values]
+        return self.made(skipped, float(steps.sum()), means)
 
-    def made(self, skipped: list[int], steps: float, means: list[float], at: float) -> RoundResult:
+    def made(self, skipped: list[int], steps: float, means: list[float]) -> RoundResult:
         """Make the result of means over clients, of the loss and of scores."""
         loss, *rest = means
         scores = dict(zip(self.rows.scores, rest, strict=True))
-        seconds = at - self.started
+        seconds = self.ended - self.started
         return RoundResult(
             self.round, self.ids, skipped, loss, scores, *self.sent, seconds, int(steps)
         )
@@ -127,49 +129,54 @@ class Reading:
     """
 
     def __init__(self, rounds: Iterable[Advance]) -> None:
-        self._blocks: list[Block] = []
+        self._parts: list[list[Block]] = []
         left = iter(rounds)
         while some := list(islice(left, TOGETHER)):
-            self._blocks += [Block(list(alike)) for _, alike in groupby(some, _form)]
+            by_form: dict[Any, list[tuple[int, Advance]]] = {}
+            for place, one in enumerate(some):
+                by_form.setdefault(_form(one), []).append((place, one))
+            self._parts.append([Block(alike) for alike in by_form.values()])
 
     def results(self) -> list[RoundResult]:
         """Give the results, once they are here."""
-        found = [one for block in self._blocks for one in block.results()]
-        if not any(block.waits for block in self._blocks):
+        found: list[RoundResult] = []
+        for part in self._parts:
+            placed = dict(pair for block in part for pair in block.results())
+            found += [placed[place] for place in sorted(placed)]
+        if not any(block.waits for part in self._parts for block in part):
             return found
         # which round took how long is not known
-        each = (time.perf_counter() - self._blocks[0].rounds[0].started) / len(found)
+        first = min(one.started for part in self._parts[:1] for b in part for one in b.rounds)
+        each = (time.perf_counter() - first) / len(found)
         return [one._replace(seconds=each) for one in found]
 
 
 class Block:
-    """Rounds that tell alike: as many values of as many clients."""
+    """Rounds that tell alike, as many values of as many clients, and where each stands."""
 
-    def __init__(self, rounds: Sequence[Advance]) -> None:
-        self.rounds = rounds
+    def __init__(self, placed: Sequence[tuple[int, Advance]]) -> None:
+        self._places = [place for place, _ in placed]
+        self.rounds = [one for _, one in placed]
         # value by value: one launch puts those of one type together
-        columns = [torch.cat(column) for column in zip(*(r.told() for r in rounds), strict=True)]
-        self._shape = (len(columns), len(rounds), -1)
+        told = zip(*(one.told() for one in self.rounds), strict=True)
+        columns = [torch.cat(column) for column in told]
+        self._shape = (len(columns), len(self.rounds), -1)
         self._fetch = fetched(columns)
-        self._done = time.perf_counter()  # true where no device is at work
 
     @property
     def waits(self) -> bool:
         """Whether a device sends what they tell."""
         return self._fetch.waits
 
-    def results(self) -> list[RoundResult]:
+    def results(self) -> Iterator[tuple[int, RoundResult]]:
         """Make the results, once it is here."""
         # in float64, whatever the device has: rounds are many, and numpy is quick with few numbers
         told: Numbers = self._fetch.read().double().numpy().reshape(self._shape)
-        at = self._done
         with np.errstate(all="ignore"):  # a loss may be infinite
             whole = (told[0] != 0).all(1).tolist()
             steps, means = told[1].sum(1).tolist(), told[2:].mean(2).T.tolist()
-            return [
-                one.made([], steps[r], means[r], at) if whole[r] else one.result_of(told[:, r], at)
-                for r, one in enumerate(self.rounds)
-            ]
+        for r, (place, one) in enumerate(zip(self._places, self.rounds, strict=True)):
+            yield place, one.made([], steps[r], means[r]) if whole[r] else one.result_of(told[:, r])
 
 
 def _form(one: Advance) -> tuple[Any, ...]:

@@ -191,7 +191,8 @@ class Trainer:
         held = len(opened.holders.intersection(opened.cohort.ids))
         sent = self._sent(outcome, held).plus(opened.sent).plus(last)
         rows = outcome.rows._replace(notes=(), counters=EMPTY)  # nobody asks for these again
-        return Advance(self.rounds_done, opened.cohort.ids, rows, sent, opened.started)
+        ended = time.perf_counter()
+        return Advance(self.rounds_done, opened.cohort.ids, rows, sent, opened.started, ended)
 
     def _sent(self, outcome: Outcome, held: int) -> Traffic:
         """Count the exchange around training; it depends on how many there are, and is kept."""

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import undrift as fl
 from experiment.tiny import tiny
+from undrift import rounds
 from undrift.engines.traffic import NOTHING
 from undrift.errors import ConfigError, DataError
 from undrift.experiment.world import build
@@ -201,6 +202,19 @@ def test_rounds_of_other_sizes_are_read_together():
     assert any(r.skipped for r in alone) and not all(r.skipped for r in alone)
 
 
+def test_rounds_that_tell_alike_are_read_as_one(monkeypatch):
+    """Also where others stand between them; the order stays."""
+    made = []
+    monkeypatch.setattr(
+        rounds, "fetched", lambda v, fetch=rounds.fetched: made.append(0) or fetch(v)
+    )
+    trainer = tiny_world()._replace(sampler=fl.Bernoulli(0.5)).trainer(fl.fedavg(lr=0.1))
+    found = Reading(trainer.advance() for _ in range(40)).results()
+    assert [one.round for one in found] == list(range(1, 41))
+    sizes = [len({len(r.ids) for r in part}) for part in (found[:32], found[32:])]
+    assert len(made) == sum(sizes)
+
+
 def test_on_a_cpu_every_round_has_its_own_time():
     trainer = trainer_of()
     started = time.perf_counter()
@@ -217,7 +231,7 @@ def test_a_result_is_made_of_whoever_counted():
             accepted=torch.tensor(accepted), steps=torch.tensor([1.0, 2.0, 3.0, 4.0]),
             loss=losses, scores={"accuracy": torch.tensor([1.0, 0.0, 0.5, 0.0])},
         )  # fmt: skip
-        return Advance(1, [5, 3, 9, 7], row, NOTHING, 0.0).result()
+        return Advance(1, [5, 3, 9, 7], row, NOTHING, 0.0, 0.0).result()
 
     some = result([True, False, True, False])
     assert (some.skipped, some.steps, some.scores) == ([3, 7], 10, {"accuracy": 0.75})

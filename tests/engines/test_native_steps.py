@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -220,6 +219,36 @@ def test_targets_of_other_types_take_another_path() -> None:
     assert not made.engine.native
 
 
+@needs_loops
+@pytest.mark.parametrize("said", [2, 400])
+def test_layers_are_as_wide_as_their_weights(said: int) -> None:
+    """Whoever exchanges weights may leave behind what a layer says of itself."""
+    found = []
+    for engine in ("vectorised", "reference"):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(6, said), nn.ReLU(), nn.Linear(said, 3))
+        module[0].weight = nn.Parameter(torch.randn(5, 6))
+        module[0].bias = nn.Parameter(torch.randn(5))
+        module[2].weight = nn.Parameter(torch.randn(3, 5))
+        made = make(module, engine=engine)
+        made.run(2)
+        found.append(made.server.w)
+    torch.testing.assert_close(*found, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_first_cohort_that_does_not_train(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not there:
+        monkeypatch.setattr(native, "library", lambda dtype: None)
+    sampler = fl.Explicit([[1], [2], [1, 2]])
+    made, other = (
+        make(stack(6, 3), work=fl.Work(batch=9, last="drop"), sampler=sampler, engine=engine)
+        for engine in ("vectorised", "reference")
+    )
+    assert [r.skipped for r in made.run(3)] == [r.skipped for r in other.run(3)] == [[1], [], [1]]
+    torch.testing.assert_close(made.server.w, other.server.w, rtol=0, atol=1e-12)
+
+
 # ---- going on ------------------------------------------------------------------------------------
 @needs_loops
 def test_a_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
@@ -263,7 +292,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("UNDRIFT_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("UNDRIFT_NATIVE", raising=False)
     native.library.cache_clear()
-    yield tmp_path / "cache"
+    yield tmp_path / "cache" / "native"
     native.library.cache_clear()
 
 
@@ -275,16 +304,45 @@ def test_built_once_for_a_machine(fresh: Path) -> None:
     native.library.cache_clear()
     assert native.library(torch.float32) is not None
     assert file.stat().st_mtime_ns == before and list(fresh.iterdir()) == [file]
+    assert fresh.stat().st_mode & 0o077 == 0
 
 
 @needs_loops
-def test_a_damaged_file_is_built_again(fresh: Path) -> None:
-    compiler = native._compiler()
-    file = native._file(compiler, 32)
-    file.parent.mkdir()
-    file.write_bytes(b"nothing of use")
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 0.999])
+def test_a_damaged_file_is_built_again(share: float, fresh: Path) -> None:
+    """Half a library that is loaded would end the process."""
+    file = native._file(native._compiler(), 32)
+    native._build(native._compiler(), 32, file)
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(share * len(whole))])
     assert native.library(torch.float32) is not None
-    assert file.stat().st_size > 1000
+    assert file.stat().st_size > 0.9 * len(whole)
+
+
+@needs_loops
+def test_a_folder_that_others_may_write_is_not_used(
+    fresh: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fresh.mkdir(parents=True)
+    fresh.chmod(0o777)
+    with caplog.at_level(logging.INFO, "undrift"):
+        assert native.library(torch.float32) is None
+    assert "may be written by others" in caplog.text
+
+
+@needs_loops
+def test_a_user_without_a_home_has_a_place(
+    fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    for name in ("UNDRIFT_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert native.library(torch.float32) is not None
+    assert list(tmp_path.glob("undrift-*/native/dense32-*.so"))
 
 
 @needs_loops
@@ -333,7 +391,7 @@ def test_without_a_compiler_torch_does_it(
 def test_nobody_is_made_to_compile(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNDRIFT_NATIVE", "0")
     assert native.library(torch.float32) is None
-    assert not os.path.exists(fresh)
+    assert not fresh.parent.exists()
 
 
 def test_layers_that_are_known() -> None:

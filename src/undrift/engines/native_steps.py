@@ -7,6 +7,7 @@ of them leaves the caches of a core.  Here a client's steps are one loop.  Equal
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -41,7 +42,6 @@ class _Work(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "y", "rows")),
         *((name, ctypes.c_int64) for name in ("steps", "batch")),
-        *((name, ctypes.c_void_p) for name in ("taken", "rates", "keeps")),
     )
 
 
@@ -72,23 +72,27 @@ def fits(task: Task, data: Federation) -> bool:
 
 def layers_in(module: nn.Module, shape: Sequence[int]) -> Layers | None:
     """List the layers of a module for examples of a shape; None where others are among them."""
-    made, flat = Layers([], [], []), len(shape) == 1
+    made, flat = Layers([math.prod(shape)], [], []), len(shape) == 1
     for name, layer in layers_of(module):
-        if isinstance(layer, nn.Linear) and flat:
-            made.sizes.append(layer.in_features)
+        if isinstance(layer, nn.Linear) and flat and _joins(layer, made.sizes[-1]):
+            made.sizes.append(len(layer.weight))
             made.cuts.append(0)
             made.names.append(name)
-            last = layer.out_features
         elif type(layer) is nn.ReLU and made.cuts and not made.cuts[-1]:
             made.cuts[-1] = 1
         elif isinstance(layer, nn.Flatten):
             flat = True
         elif not isinstance(layer, nn.Identity):
             return None
-    if not made.names or made.cuts[-1]:
-        return None
-    made.sizes.append(last)
-    return made
+    # the loss is taken of what the last layer gives
+    return made if made.names and not made.cuts[-1] else None
+
+
+def _joins(layer: nn.Linear, inputs: int) -> bool:
+    """Whether a layer takes so many inputs: its tensors tell, whatever it says of itself."""
+    weight, bias = layer.weight, layer.bias
+    fits = weight.dim() == 2 and weight.shape[1] == inputs and weight.numel() > 0
+    return fits and (bias is None or bias.shape == weight.shape[:1])
 
 
 class NativeSteps(DenseSteps):
@@ -109,26 +113,27 @@ class NativeSteps(DenseSteps):
         carry = self.start(clients)
         loss, correct = carry.loss.clone(), torch.zeros_like(carry.loss)
         rows = torch.where(order >= 0, rows, -1).contiguous()
-        taken = steps.to(torch.int64).contiguous()
         rates, keeps = self._rates(rows.shape[1])
         x, y = self._data.x, self._data.y
         assert isinstance(x, Tensor) and isinstance(y, Tensor), "asked for before"
         held = self._stack(carry.w)
         stack = _Stack(len(self._layers.names), *(v.data_ptr() for v in held))
-        given = [v.data_ptr() for v in (x, y, rows)]
-        given += [*rows.shape[1:], *(v.data_ptr() for v in (taken, rates, keeps))]
-        work = _Work(*given)
         room = self._library.undrift_dense_room(ctypes.byref(stack), rows.shape[2])
         memory = self._workspace.room("c", (room + ROOM,), torch.empty(0, dtype=torch.uint8))
-        wrong = self._library.undrift_dense_train(
-            ctypes.byref(stack), ctypes.byref(work), len(rows),
-            carry.w.data_ptr(), carry.w.stride(0), -(-memory.data_ptr() // ROOM) * ROOM,
-            loss.data_ptr(), correct.data_ptr(),
-        )  # fmt: skip
-        if wrong:
-            label, classes = int(y[wrong - 1]), self._layers.sizes[-1]
-            raise DataError(f"label {label} of example {wrong - 1}: classes are 0 to {classes - 1}")
+        given = (-(-memory.data_ptr() // ROOM) * ROOM, *(v.data_ptr() for v in (rates, keeps)))
+        for c, taken in enumerate(steps.tolist()):  # one by one: an interrupt waits for one
+            work = _Work(x.data_ptr(), y.data_ptr(), rows[c].data_ptr(), taken, rows.shape[2])
+            own = [v[c].data_ptr() for v in (carry.w, loss, correct)]
+            wrong = self._library.undrift_dense_train(
+                ctypes.byref(stack), ctypes.byref(work), *given, *own
+            )
+            if wrong:
+                raise self._no_class(wrong - 1, y)
         return carry._replace(loss=loss, scores={n: v + correct for n, v in carry.scores.items()})
+
+    def _no_class(self, example: int, y: Tensor) -> DataError:
+        label, last = int(y[example]), self._layers.sizes[-1] - 1
+        return DataError(f"label {label} of example {example}: classes are 0 to {last}")
 
     def _rates(self, steps: int) -> tuple[Tensor, Tensor]:
         """Give the learning rate of each step, and what weights keep of themselves."""

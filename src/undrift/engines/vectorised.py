@@ -91,7 +91,7 @@ class Vectorised(Engine):
         _check_count("workers", workers)
         _check_switches(in_place=in_place, native=native, graph=graph)
         self.in_place, self.chunk, self.workers = in_place, chunk, workers
-        self.native = native  # whether loops in C may be used; from the first round on, are
+        self.native = native  # whether loops in C may be used; once that is decided, would be
         self.graph = self.device.type == "cuda" if graph is None else graph
         self._rounds: list[DeviceRound] = []
         self._batches: tuple[Work, Room] | None = None
@@ -127,7 +127,7 @@ class Vectorised(Engine):
         self.in_place, self._decided = plan["in_place"], plan["decided"]
         self.native = plan.get("native", False)  # there was a time before them
         if self.native and self._decided and not self._can_be_native():
-            log.warning("the run used loops in C, which cannot be built here: bits may differ")
+            log.warning("the run used loops in C, which cannot be used here: bits may differ")
             self.native = False
         self._threads, self.graph = plan["threads"], plan["graph"]
         use_seam_plan(plan["seam"])
@@ -370,7 +370,7 @@ class Vectorised(Engine):
         room, data = self._workspace, self.federation
         if not is_dense(self.task, data.x.dim() - 1):
             return PlainSteps(self.task, algo, broadcast, together)
-        if self.native and loops_fit(self.task, data):  # a module may have got hooks since
+        if self.native and self._can_be_native():  # a module may have got hooks since
             return NativeSteps(self.task, algo, broadcast, room, data)
         return DenseSteps(self.task, algo, broadcast, room)
 

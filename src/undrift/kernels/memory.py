@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,14 @@ def remember(key: str, configuration: dict[str, Any]) -> None:
 
 def folder() -> Path:
     """Name the folder for what was found or made on this machine."""
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(os.environ.get("UNDRIFT_CACHE") or Path(home) / "undrift")
+    if own := os.environ.get("UNDRIFT_CACHE"):
+        return Path(own)
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared) / "undrift"
+    try:
+        return Path.home() / ".cache" / "undrift"
+    except RuntimeError:  # a user without a home, as in some containers
+        return Path(tempfile.gettempdir()) / f"undrift-{os.getuid()}"
 
 
 def _file() -> Path:

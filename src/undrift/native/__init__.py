@@ -13,9 +13,9 @@ import logging
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +29,7 @@ SOURCE = Path(__file__).parent / "dense.c"
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared",
          "-fPIC")  # fmt: skip
 PATIENCE = 60  # seconds for a compiler
+DIGEST = hashlib.sha256().digest_size  # bytes behind a built file
 
 
 BITS = {torch.float32: 32, torch.float64: 64}
@@ -41,10 +42,8 @@ def library(dtype: torch.dtype) -> ctypes.CDLL | None:
         return None
     try:
         file = _file(compiler := _compiler(), BITS[dtype])
-        if _is_ours(file):
-            with suppress(OSError, AttributeError):  # damaged: it is built again
-                return _opened(file)
-        _build(compiler, BITS[dtype], file)
+        if not _is_whole(file):
+            _build(compiler, BITS[dtype], file)
         return _opened(file)
     except (OSError, subprocess.SubprocessError, AttributeError) as error:
         log.info("loops in C are not used: %s", error)
@@ -55,9 +54,7 @@ def _opened(file: Path) -> ctypes.CDLL:
     found = ctypes.CDLL(str(file))
     number, address = ctypes.c_int64, ctypes.c_void_p
     found.undrift_dense_room.argtypes = [address, number]
-    found.undrift_dense_train.argtypes = [
-        *(address, address, number, address, number, address, address, address)
-    ]
+    found.undrift_dense_train.argtypes = [address] * 8
     for function in (found.undrift_dense_room, found.undrift_dense_train):
         function.restype = number
     return found
@@ -68,7 +65,7 @@ def _flags(bits: int) -> list[str]:
 
 
 def _file(compiler: str, bits: int) -> Path:
-    """Name the file for this source, compiler and processor."""
+    """Name the file for this source, compiler and processor, in a folder that is ours alone."""
     made_of = [
         SOURCE.read_bytes(),
         _version(compiler),
@@ -76,27 +73,43 @@ def _file(compiler: str, bits: int) -> Path:
         *map(str.encode, _flags(bits)),
     ]
     name = hashlib.sha256(b"\0".join(made_of)).hexdigest()[:32]
-    return folder() / f"dense{bits}-{name}.so"
+    place = folder() / "native"
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _is_ours(place):
+        raise PermissionError(f"{place} may be written by others: remove it, or set UNDRIFT_CACHE")
+    return place / f"dense{bits}-{name}.so"
 
 
-def _is_ours(file: Path) -> bool:
-    """Whether a file is there, and nobody else can have written it: it will be executed."""
-    if not file.exists():
+def _is_ours(path: Path) -> bool:
+    """Whether nobody else can have written something: it will be executed."""
+    found = path.lstat()
+    link = stat.S_ISLNK(found.st_mode)
+    return not link and found.st_uid in (os.getuid(), 0) and not found.st_mode & 0o022
+
+
+def _is_whole(file: Path) -> bool:
+    """Whether a file is there as it was built: half of one would end this process."""
+    if not file.exists() or not _is_ours(file):
         return False
-    found = file.stat()
-    return found.st_uid in (os.getuid(), 0) and not found.st_mode & 0o022
+    made = file.read_bytes()
+    return made[-DIGEST:] == _digest(made[:-DIGEST])
+
+
+def _digest(made: bytes) -> bytes:
+    return hashlib.sha256(made).digest()
 
 
 def _build(compiler: str, bits: int, file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, beside = tempfile.mkstemp(suffix=".so", dir=file.parent)
-    os.close(handle)
-    try:
-        _run([compiler, *_flags(bits), str(SOURCE), "-o", beside, "-lm"])
-        Path(beside).chmod(0o700)
-        os.replace(beside, file)  # another process may have made the same
-    finally:
-        Path(beside).unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
+        beside = Path(scratch, file.name)
+        _run([compiler, *_flags(bits), "-x", "c", str(SOURCE), "-o", str(beside), "-lm"])
+        made = beside.read_bytes()
+        with beside.open("wb") as to:
+            to.write(made + _digest(made))  # what follows a library's end is nobody's business
+            to.flush()
+            os.fsync(to.fileno())
+        beside.chmod(0o700)
+        beside.replace(file)  # another process may have made the same
 
 
 def _compiler() -> str:

@@ -129,8 +129,9 @@ INLINE void bring_near(struct ahead *next) {
     }
 }
 
-/* w[r][i] = keep * w[r][i] - rate * sum over b of g[r][b] * x[b][i], from some i on; of these
-   columns the first few may be `done` already, and stay. */
+/* w[r][i] = keep * w[r][i] - rate * sum over b of g[r][b] * x[b][i], for the vectors from i on; of
+   their columns the first few may be `done` already, and stay.  Rows shorter than a vector are
+   moved number by number. */
 INLINE void move_tile(const int R, const int N, real *w, int64_t I, const real *g, int64_t P,
                       const real *const *x, int64_t i, int64_t B, real keep, real rate,
                       int done) {
@@ -150,6 +151,10 @@ INLINE void move_tile(const int R, const int N, real *w, int64_t I, const real *
     for (int r = 0; r < R; r++)
         for (int n = 0; n < N; n++) {
             real *at = w + r * I + i + n * LANES;
+            if (I < LANES) {
+                for (int64_t j = 0; j < I; j++) at[j] = keep * at[j] - rate * sums[r][n][j];
+                continue;
+            }
             vector before = load(at), after = keep * before - rate * sums[r][n];
             store(at, done ? chosen(stay, before, after) : after);
         }
@@ -174,17 +179,9 @@ static void move(real *w, int64_t O, int64_t I, const real *g, int64_t P, const 
     for (int64_t i = 0; i < even; i += MOST_VECTORS * LANES)
         move_columns(w, O, I, g, P, x, i, tile_vectors(even - i), B, keep, rate, 0, next);
     if (even == I) return;
-    if (even) { /* a vector that ends where rows do */
-        int done = (int)(even - (I - LANES));
-        move_columns(w, O, I, g, P, x, I - LANES, 1, B, keep, rate, done, next);
-        return;
-    }
-    for (int64_t r = 0; r < O; r++)
-        for (int64_t i = 0; i < I; i++) {
-            real sum = 0;
-            for (int64_t b = 0; b < B; b++) sum += g[r * P + b] * x[b][i];
-            w[r * I + i] = keep * w[r * I + i] - rate * sum;
-        }
+    /* a vector that ends where rows do, or one that holds a row and zeros behind it */
+    int64_t last = even ? I - LANES : 0;
+    move_columns(w, O, I, g, P, x, last, 1, B, keep, rate, even ? (int)(even - last) : 0, next);
 }
 
 /* Exchange, between rows that lie `far` from each other, what is on the wrong side. */
@@ -240,7 +237,7 @@ static void turn(real *out, int64_t far, const real *const *x, int64_t count, in
     }
 }
 
-/* What is not above zero becomes zero; what is no number stays none. */
+/* Where `by` is not above zero y becomes zero; where it is no number, y stays. */
 static void cut(real *y, const real *by, int64_t count) {
     for (int64_t j = 0; j < count; j += LANES) {
         vector value = load(y + j);
@@ -370,22 +367,21 @@ int64_t undrift_dense_room(const struct stack *s, int64_t batch) {
     return share_out(s, batch, 0, 0);
 }
 
-/* What everybody trains on, and which part of it when. */
+/* What a client trains on. */
 struct work {
-    const real *x;    /* examples, as long as the first layer is wide */
-    const int64_t *y;  /* their labels */
-    const int64_t *rows;  /* [client][step][batch]: -1 where there is none */
+    const real *x;       /* examples of everybody, as long as the first layer is wide */
+    const int64_t *y;    /* their labels */
+    const int64_t *rows; /* [step][batch]: which of them, -1 where there is none */
     int64_t steps, batch;
-    const int64_t *taken;  /* by client: so many steps */
-    const real *rates, *keeps;  /* by step: w = keep * w - rate * gradient */
 };
 
-/* Find the examples of a step; gives 0, or one more than the number of one whose label is none. */
-static int64_t find(const struct stack *s, const struct work *work, int64_t client, int64_t step,
+/* Find the examples of a step, none behind the last; gives 0, or one more than the number of an
+   example whose label is none. */
+static int64_t find(const struct stack *s, const struct work *work, int64_t step,
                     struct batch *found) {
-    const int64_t *rows = work->rows + (client * work->steps + step) * work->batch;
+    const int64_t *rows = work->rows + step * work->batch;
     found->count = 0;
-    for (int64_t place = 0; place < work->batch; place++) {
+    for (int64_t place = 0; place < work->batch && step < work->steps; place++) {
         int64_t at = rows[place];
         if (at < 0) continue;
         if (work->y[at] < 0 || work->y[at] >= s->sizes[s->layers]) return at + 1;
@@ -430,6 +426,14 @@ static struct told step(const struct stack *s, const struct room *m, real *w,
         int64_t I = sizes[l], O = sizes[l + 1], wide = rounded(I, LANES);
         real *weight = w + s->weights[l], *further = m->gradients[l % 2];
         const real **inputs = now->rows;
+        if (!l && I < LANES) { /* rows that a vector may be read of */
+            inputs = m->inputs;
+            for (int64_t b = 0; b < B; b++) {
+                inputs[b] = m->turned + b * LANES;
+                memset(m->turned + b * LANES, 0, WIDTH);
+                memcpy(m->turned + b * LANES, now->rows[b], (size_t)I * sizeof(real));
+            }
+        }
         if (l) {
             multiply(further, I, weight, 1, I, g, P, O, 0);
             if (s->cuts[l - 1]) cut(further, m->columns[l], I * P);
@@ -445,31 +449,23 @@ static struct told step(const struct stack *s, const struct room *m, real *w,
     return found;
 }
 
-/* Train clients, whose parameters are rows of w that lie `apart`, in memory of their own.
+/* Train a client, whose parameters are w: step by step w = keep * w - rate * gradient.
 
    Adds means over batches to `loss` and `correct`.  Gives 0, or one more than the number of an
    example whose label is none. */
-int64_t undrift_dense_train(const struct stack *s, const struct work *work, int64_t clients,
-                            real *w, int64_t apart, char *memory, real *loss, real *correct) {
+int64_t undrift_dense_train(const struct stack *s, const struct work *work, char *memory,
+                            const real *rates, const real *keeps, real *w, real *loss,
+                            real *correct) {
     struct room m = {0};
     share_out(s, work->batch, memory, &m);
-    int64_t wrong = 0, side = 0, next = 0, next_step = 0;
-    while (next < clients && !work->taken[next]) next++;
-    if (next < clients) wrong = find(s, work, next, 0, &m.batches[0]);
-    while (next < clients && !wrong) {
-        int64_t c = next, k = next_step++;
-        if (next_step == work->taken[c]) {
-            next_step = 0;
-            do next++;
-            while (next < clients && !work->taken[next]);
-        }
-        struct batch *now = &m.batches[side], *then = &m.batches[side = 1 - side];
-        then->count = 0;
-        if (next < clients) wrong = find(s, work, next, next_step, then);
-        if (!now->count) continue;
-        struct told told = step(s, &m, w + c * apart, now, then, work->keeps[k], work->rates[k]);
-        loss[c] += told.loss;
-        correct[c] += told.correct;
+    int64_t wrong = find(s, work, 0, &m.batches[0]);
+    for (int64_t k = 0; k < work->steps && !wrong; k++) {
+        struct batch *now = &m.batches[k % 2], *next = &m.batches[1 - k % 2];
+        wrong = find(s, work, k + 1, next);
+        if (!now->count || wrong) continue;
+        struct told told = step(s, &m, w, now, next, keeps[k], rates[k]);
+        *loss += told.loss;
+        *correct += told.correct;
     }
     return wrong;
 }

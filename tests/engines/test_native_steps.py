@@ -13,7 +13,7 @@ from torch import nn
 
 import undrift as fl
 from undrift import native
-from undrift.engines import native_steps, vectorised
+from undrift.engines import capacity, native_steps, vectorised
 from undrift.engines.native_steps import NativeSteps
 from undrift.errors import DataError
 
@@ -247,6 +247,22 @@ def test_a_first_cohort_that_does_not_train(there: bool, monkeypatch: pytest.Mon
     )
     assert [r.skipped for r in made.run(3)] == [r.skipped for r in other.run(3)] == [[1], [], [1]]
     torch.testing.assert_close(made.server.w, other.server.w, rtol=0, atol=1e-12)
+
+
+@needs_loops
+@pytest.mark.parametrize(
+    ("cohort", "threads", "loops"), [(1, 4, False), (1, 1, True), (3, 2, True)]
+)
+def test_one_large_client_has_all_threads(
+    cohort: int, threads: int, loops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (vectorised, capacity):
+        monkeypatch.setattr(module, "is_small", lambda *_: False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    made = make(stack(6, 5, 3), sampler=fl.Uniform(cohort))
+    made.run(1)
+    assert made.engine.native == loops
 
 
 # ---- going on ------------------------------------------------------------------------------------

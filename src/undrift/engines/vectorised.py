@@ -150,7 +150,9 @@ class Vectorised(Engine):
             self.chunk = width_for(
                 need, self.task.module, self.device, most, self.workers, examples
             )
-        self.native = self.native and is_plain(algo) and self._can_be_native()
+        # a client who trains by itself, and long, has all of torch's threads; a loop has one
+        alone = self.workers == 1 and self._threads is None and torch.get_num_threads() > 1
+        self.native = self.native and is_plain(algo) and self._can_be_native() and not alone
         self._decided = True
 
     def _can_be_native(self) -> bool:

@@ -1,4 +1,4 @@
-/* Local steps of plain SGD for stacks of linear layers, one client after the other.
+/* Local steps of plain SGD for stacks of linear layers: all of one client.
 
    A client's weights, its batch and all that lies between stay in the caches of one core from step
    to step.  Activations lie feature by feature, with examples side by side, so that every product
@@ -28,10 +28,10 @@ enum { WIDTH = 32, MOST_ROWS = 4 };
 #endif
 enum {
     LANES = WIDTH / sizeof(real),
-    MOST_VECTORS = 3,        /* of a tile, beside its rows: sums stay in registers */
-    DEPTH = 4096 / BITS,     /* inputs added up at a time: they stay in the first cache */
-    LINE = 64,               /* bytes of a line of a cache */
-    LINES_A_TILE = 12,       /* that are brought near while the weights of a tile are moved */
+    MOST_VECTORS = 3,    /* of a tile, beside its rows: sums stay in registers */
+    DEPTH = 4096 / BITS, /* inputs added up at a time: they stay in the first cache */
+    LINE = 64,           /* bytes of a line of a cache */
+    LINES_A_TILE = 12,   /* that are brought near while the weights of a tile are moved */
 };
 
 typedef real vector __attribute__((vector_size(WIDTH), aligned(sizeof(real)), may_alias));
@@ -319,10 +319,10 @@ static struct told judge(real *z, int64_t O, int64_t P, const int64_t *label, in
 /* A stack of linear layers, and where its parameters lie in a client's row. */
 struct stack {
     int64_t layers;
-    const int64_t *sizes;     /* layers + 1: features between two of them */
-    const int64_t *cuts;      /* whether ReLU follows */
-    const int64_t *weights;   /* where they begin */
-    const int64_t *biases;    /* -1: none */
+    const int64_t *sizes;   /* layers + 1: features between two of them */
+    const int64_t *cuts;    /* whether ReLU follows */
+    const int64_t *weights; /* where they begin */
+    const int64_t *biases;  /* -1: none */
 };
 
 /* The examples of one step. */
@@ -334,9 +334,9 @@ struct batch {
 /* Memory that all steps of a call share. */
 struct room {
     struct batch batches[2]; /* of this step and the next one */
-    const real **inputs;    /* rows of what goes into a layer behind the first */
-    real **columns; /* by layer: what goes into it, feature by feature; last what comes out */
-    real *turned;   /* the same of one layer, example by example */
+    const real **inputs;     /* rows of what goes into a layer behind the first */
+    real **columns;          /* by layer: what goes into it, feature by feature; then what comes out */
+    real *turned;            /* the same of one layer, example by example */
     real *gradients[2];
 };
 

@@ -335,7 +335,7 @@ struct batch {
 struct room {
     struct batch batches[2]; /* of this step and the next one */
     const real **inputs;     /* rows of what goes into a layer behind the first */
-    real **columns;          /* by layer what goes into it, feature by feature; then what comes out */
+    real **columns;          /* by layer what goes in, feature by feature; then what comes out */
     real *turned;            /* the same of one layer, example by example */
     real *gradients[2];
 };

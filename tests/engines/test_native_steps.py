@@ -18,7 +18,7 @@ from undrift.engines.native_steps import NativeSteps
 from undrift.errors import DataError
 
 needs_loops = pytest.mark.skipif(
-    native.library(torch.float32) is None, reason="there is no C compiler, or no AVX2"
+    native.loops(torch.float32) is None, reason="there is no C compiler, or no AVX2"
 )
 
 SIZES = (9, 4, 12, 1, 7)
@@ -239,7 +239,7 @@ def test_layers_are_as_wide_as_their_weights(said: int) -> None:
 @pytest.mark.parametrize("there", [True, False])
 def test_a_first_cohort_that_does_not_train(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not there:
-        monkeypatch.setattr(native, "library", lambda dtype: None)
+        monkeypatch.setattr(native, "loops", lambda dtype: None)
     sampler = fl.Explicit([[1], [2], [1, 2]])
     made, other = (
         make(stack(6, 3), work=fl.Work(batch=9, last="drop"), sampler=sampler, engine=engine)
@@ -294,7 +294,7 @@ def test_a_run_goes_on_where_the_loops_cannot_be_built(
 ) -> None:
     made = make(stack(6, 5, 3))
     plan = {**made.engine.plan(), "native": True, "decided": True}
-    monkeypatch.setattr(native, "library", lambda dtype: None)
+    monkeypatch.setattr(native, "loops", lambda dtype: None)
     with caplog.at_level(logging.WARNING, "undrift"):
         made.engine.use_plan(plan)
     assert "bits may differ" in caplog.text
@@ -307,18 +307,18 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Build once more, in a folder of its own."""
     monkeypatch.setenv("UNDRIFT_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("UNDRIFT_NATIVE", raising=False)
-    native.library.cache_clear()
+    native.loops.cache_clear()
     yield tmp_path / "cache" / "native"
-    native.library.cache_clear()
+    native.loops.cache_clear()
 
 
 @needs_loops
 def test_built_once_for_a_machine(fresh: Path) -> None:
-    assert native.library(torch.float32) is not None
+    assert native.loops(torch.float32) is not None
     (file,) = fresh.iterdir()
     before = file.stat().st_mtime_ns
-    native.library.cache_clear()
-    assert native.library(torch.float32) is not None
+    native.loops.cache_clear()
+    assert native.loops(torch.float32) is not None
     assert file.stat().st_mtime_ns == before and list(fresh.iterdir()) == [file]
     assert fresh.stat().st_mode & 0o077 == 0
 
@@ -331,7 +331,7 @@ def test_a_damaged_file_is_built_again(share: float, fresh: Path) -> None:
     native._build(native._compiler(), 32, file)
     whole = file.read_bytes()
     file.write_bytes(whole[: int(share * len(whole))])
-    assert native.library(torch.float32) is not None
+    assert native.loops(torch.float32) is not None
     assert file.stat().st_size > 0.9 * len(whole)
 
 
@@ -342,7 +342,7 @@ def test_a_folder_that_others_may_write_is_not_used(
     fresh.mkdir(parents=True)
     fresh.chmod(0o777)
     with caplog.at_level(logging.INFO, "undrift"):
-        assert native.library(torch.float32) is None
+        assert native.loops(torch.float32) is None
     assert "may be written by others" in caplog.text
 
 
@@ -357,18 +357,18 @@ def test_a_user_without_a_home_has_a_place(
     for name in ("UNDRIFT_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert native.library(torch.float32) is not None
+    assert native.loops(torch.float32) is not None
     assert list(tmp_path.glob("undrift-*/native/dense32-*.so"))
 
 
 @needs_loops
 def test_a_file_that_others_may_write_is_not_executed(fresh: Path) -> None:
-    assert native.library(torch.float32) is not None
+    assert native.loops(torch.float32) is not None
     (file,) = fresh.iterdir()
     before = file.stat().st_ino
     file.chmod(0o777)
-    native.library.cache_clear()
-    assert native.library(torch.float32) is not None
+    native.loops.cache_clear()
+    assert native.loops(torch.float32) is not None
     assert file.stat().st_ino != before and not file.stat().st_mode & 0o022
 
 
@@ -398,7 +398,7 @@ def test_without_a_compiler_torch_does_it(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    assert native.library(torch.float32) is None
+    assert native.loops(torch.float32) is None
     made = make(stack(6, 5, 3))
     made.run(1)
     assert not made.engine.native
@@ -406,7 +406,7 @@ def test_without_a_compiler_torch_does_it(
 
 def test_nobody_is_made_to_compile(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNDRIFT_NATIVE", "0")
-    assert native.library(torch.float32) is None
+    assert native.loops(torch.float32) is None
     assert not fresh.parent.exists()
 
 

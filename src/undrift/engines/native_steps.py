@@ -104,9 +104,9 @@ class NativeSteps(DenseSteps):
     ) -> None:  # fmt: skip
         super().__init__(task, algo, broadcast, workspace)
         self._data = data
-        found, library = layers_in(task.module, data.x.shape[1:]), native.library(task.dtype)
-        assert found is not None and library is not None, "asked for before"
-        self._layers, self._library = found, library
+        found, loops = layers_in(task.module, data.x.shape[1:]), native.loops(task.dtype)
+        assert found is not None and loops is not None, "asked for before"
+        self._layers, self._loops = found, loops
 
     def take_all(self, clients: Client, rows: Tensor, order: Tensor, steps: Tensor) -> Carry:
         """Take so many steps of each client: rows and positions of examples [C, K, B]."""
@@ -118,13 +118,13 @@ class NativeSteps(DenseSteps):
         assert isinstance(x, Tensor) and isinstance(y, Tensor), "asked for before"
         held = self._stack(carry.w)
         stack = _Stack(len(self._layers.names), *(v.data_ptr() for v in held))
-        room = self._library.undrift_dense_room(ctypes.byref(stack), rows.shape[2])
+        room = self._loops.undrift_dense_room(ctypes.byref(stack), rows.shape[2])
         memory = self._workspace.room("c", (room + ROOM,), torch.empty(0, dtype=torch.uint8))
         given = (-(-memory.data_ptr() // ROOM) * ROOM, *(v.data_ptr() for v in (rates, keeps)))
         for c, taken in enumerate(steps.tolist()):  # one by one: an interrupt waits for one
             work = _Work(x.data_ptr(), y.data_ptr(), rows[c].data_ptr(), taken, rows.shape[2])
             own = [v[c].data_ptr() for v in (carry.w, loss, correct)]
-            wrong = self._library.undrift_dense_train(
+            wrong = self._loops.undrift_dense_train(
                 ctypes.byref(stack), ctypes.byref(work), *given, *own
             )
             if wrong:

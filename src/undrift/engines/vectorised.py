@@ -158,7 +158,7 @@ class Vectorised(Engine):
     def _can_be_native(self) -> bool:
         """Whether loops in C can take the local steps of plain SGD."""
         fits = self.device.type == "cpu" and self.in_place and loops_fit(self.task, self.federation)
-        return fits and native.library(self.task.dtype) is not None
+        return fits and native.loops(self.task.dtype) is not None
 
     def _need(self, algo: Algorithm, work: Assignment) -> Need:
         """Tell what one client's local step costs."""

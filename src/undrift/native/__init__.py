@@ -36,7 +36,7 @@ BITS = {torch.float32: 32, torch.float64: 64}
 
 
 @cache
-def library(dtype: torch.dtype) -> ctypes.CDLL | None:
+def loops(dtype: torch.dtype) -> ctypes.CDLL | None:
     """Load the loops for a type, and build them if nobody has; None where that cannot be done."""
     if os.environ.get("UNDRIFT_NATIVE") == "0" or dtype not in BITS:
         return None
@@ -141,4 +141,4 @@ def _run(command: list[str]) -> bytes:
     return done.stdout
 
 
-__all__ = ["library"]
+__all__ = ["loops"]

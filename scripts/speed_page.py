@@ -217,8 +217,17 @@ def scale() -> str:
     python benchmarks/scale.py --threads {found["machine"]["threads"]}      # {found["machine"]["cpu"]}, {found["rounds"]} rounds each, in turns
 
 {table(["algorithm", "CPU s a round", "against the first", "peak GB"], rows)}
-A cohort of 100, 5 steps of batch 20, an MLP of 1.0M parameters; SCAFFOLD's states in the sparse file.
+A cohort of 100, 5 steps of batch 20, an MLP of 1.0M parameters; SCAFFOLD's states in the sparse file.{other_runs(found)}
 """
+
+
+def other_runs(found: dict[str, Any]) -> str:
+    """Tell what further runs of SCAFFOLD gave: files make them differ."""
+    told = []
+    for run in found.get("other_runs_of_scaffold", ()):
+        first, *_, last = run["cpu_seconds"].values()
+        told.append(f"{last / first:.2f}x at {run['commit'][:7]}, {run['beside']}")
+    return f"\nOther runs of SCAFFOLD: {'; '.join(told)}." if told else ""
 
 
 def peers() -> str:

@@ -47,7 +47,7 @@ class Roster:
         self.sampler = able("sampler", Everyone() if sampler is None else sampler, "sample")
         self.work = able("work", Work() if work is None else work, "plan")
         self.seeds, self.dtype = seeds, dtype
-        self._known: tuple[Ids, Population, float] | None = None
+        self._known: tuple[Ids, Population] | None = None
         # a cohort and what was told of it, by whether it was told on the device
         self._last: dict[bool, tuple[Any, ClientInfo]] = {}
         everybody = np.arange(federation.num_clients)
@@ -55,8 +55,14 @@ class Roster:
 
     @property
     def count(self) -> int:
-        """Count the clients that are enrolled."""
-        return len(self.enrolled)
+        """Give N, the enrolled clients that hold examples; the others are in no formula."""
+        return self._population(0).count
+
+    def holding(self, ids: Iterable[int]) -> list[int]:
+        """Sort ids and leave out clients without an example."""
+        made = np.array(sorted(ids), dtype=np.int64)
+        held: list[int] = made[self.federation.sizes.numpy()[made] > 0].tolist()
+        return held
 
     def draws_like(self, other: Roster) -> bool:
         """Whether both choose the same cohorts with the same work, round by round."""
@@ -121,8 +127,7 @@ class Roster:
         fixed = self.federation.arrival is None
         if not (fixed and self._known is not None and self._known[0] is self.enrolled):
             available = self.federation.available(round)[torch.from_numpy(self.enrolled)]
-            made = Population.of(available.numpy(), self.enrolled)
-            self._known = (self.enrolled, made, float(available.double().mean()))
+            self._known = (self.enrolled, Population.of(available.numpy(), self.enrolled))
         return self._known[1]
 
     def _drawn(self, round: int, population: Population) -> Cohort:
@@ -167,15 +172,14 @@ class Roster:
         self, clients: Tensor, sizes: Tensor, chances: list[float], round: int, there: bool = True
     ) -> ClientInfo:
         """Tell what the record says of each client of a cohort, `there` on the device."""
-        device, total = self.federation.device, self._population(round).total
-        assert self._known is not None
+        device, population = self.federation.device, self._population(round)
         same = (self._known, clients.tolist(), sizes.tolist(), chances)
         last, told = self._last.get(there, ((None,), None))
         if told is not None and last[0] is same[0] and last[1:] == same[1:]:
             return told  # where everybody takes part nothing new is sent to a device
-        mean = torch.full((len(clients),), self._known[2], dtype=torch.float64)
+        mean = torch.full((len(clients),), population.mean_size, dtype=torch.float64)
         chance = torch.tensor(chances, dtype=torch.float64)
-        numbers = torch.stack([sizes.double(), chance, sizes.double() / total, mean])
+        numbers = torch.stack([sizes.double(), chance, sizes.double() / population.total, mean])
         if there:  # one transfer for all of them
             info = ClientInfo(send(clients, device), *send(numbers.to(self.dtype), device))
         else:

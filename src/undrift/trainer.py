@@ -261,13 +261,18 @@ class Trainer:
 
     def _change(self, wanted: set[int]) -> None:
         self.settle()
-        before, after = set(self.enrolled), self.roster.valid(wanted)
-        joined = self.store.gather(sorted(wanted - before))
-        left = self.store.gather(sorted(before - wanted))
-        server = resize_server(self.algorithm, self.server, len(before), len(after), joined, left)
-        old, self.roster.enrolled = self.roster.enrolled, after
+        old, after, holding = self.roster.enrolled, self.roster.valid(wanted), self.roster.holding
+        before = holding(self.enrolled)
+        newcomers, leavers = holding(wanted.difference(before)), holding(set(before) - wanted)
+        counts, server = (len(before), len(before) + len(newcomers) - len(leavers)), self.server
+        if before and not counts[1]:
+            raise ConfigError("nobody is enrolled who holds an example: one such client must stay")
+        if newcomers or leavers:
+            joined, left = self.store.gather(newcomers), self.store.gather(leavers)
+            server = resize_server(self.algorithm, server, *counts, joined, left)
+        self.roster.enrolled = after
         try:
-            server = self._welcome(server, sorted(wanted - before))
+            server = self._welcome(server, newcomers)
         except BaseException:
             self.roster.enrolled = old
             raise

@@ -23,7 +23,7 @@ class ClientInfo(NamedTuple):
     size: Tensor  # n_i, the examples it holds
     probability: Tensor  # Prob(i in cohort)
     share: Tensor  # n_i over the examples of the whole population
-    mean_size: Tensor  # mean of n_j over the population
+    mean_size: Tensor  # mean of n_j over the population's N clients
 
 
 class Lineup(NamedTuple):
@@ -95,7 +95,7 @@ class ServerView(NamedTuple):
     ids: Tensor  # [C] client ids of the rows
     accepted: Tensor  # [C] bool: rows of refused clients must be left out
     count: Tensor  # type: ignore[assignment]  # clients that were accepted
-    population: Tensor  # N, clients enrolled now
+    population: Tensor  # N, clients enrolled now that hold examples
     path: Tensor  # mean of ||a_i||_1 over the cohort
     lr: Any  # local learning rate at the start of this round
     round: Tensor

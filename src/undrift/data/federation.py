@@ -191,7 +191,8 @@ class Federation:
         if self.arrival is None:
             return self.sizes
         # 10 * 0.3 is a little above 3 in floating point and must not round up to 4.
-        return torch.ceil(self.sizes.double() * self.arrival.share(round) - 1e-9).long()
+        arrived = torch.ceil(self.sizes.double() * self.arrival.share(round) - 1e-9).long()
+        return torch.maximum(arrived, (self.sizes > 0).long())  # a first example is there at once
 
     def __repr__(self) -> str:
         x, y = (f"{list(v.shape[1:])} {str(v.dtype)[6:]}" for v in (self.x, self.y))

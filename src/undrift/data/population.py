@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -47,7 +48,7 @@ class Population:
         """Count the enrolled clients."""
         return len(self.ids)
 
-    @property
+    @cached_property
     def total(self) -> int:
         """Count their examples."""
         return int(self.sizes.sum())

@@ -108,7 +108,7 @@ class Measure:
         ids = trainer.enrolled
         sizes = trainer.federation.available(trainer.rounds_done - 1)[ids].double()
         by_size = weighs_by_size(trainer.algorithm)
-        weights = send(sizes if by_size else torch.ones_like(sizes), trainer.engine.device)
+        weights = send(sizes if by_size else (sizes > 0).double(), trainer.engine.device)
         total = torch.zeros_like(trainer.server.w, dtype=torch.float64)
         for start in range(0, len(ids), CLIENTS_AT_A_TIME):
             part = slice(start, start + CLIENTS_AT_A_TIME)

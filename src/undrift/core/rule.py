@@ -192,7 +192,10 @@ class Rule:
         return EMPTY
 
     def resize(self, state: Tree, before: int, after: int, joined: Tree, left: Tree) -> Tree:
-        """Adapt the server state when clients join or leave; their states have a leading axis."""
+        """Adapt the server state when N clients that hold examples become others.
+
+        The states of those that join or leave have a leading axis.
+        """
         return state
 
     def broadcast(self, state: Tree) -> Tree:

@@ -55,8 +55,8 @@ class Population:
 
     @property
     def mean_size(self) -> float:
-        """Tell the average number of examples."""
-        return self.total / self.count
+        """Tell the average number of examples; 0 of nobody."""
+        return self.total / max(1, self.count)
 
 
 class Cohort(NamedTuple):

@@ -21,7 +21,7 @@ from undrift.engines.capacity import USED, free_bytes, has_convolution
 from undrift.engines.device_round import DeviceRound
 from undrift.engines.sharded import Sharded
 from undrift.engines.turns import Shape
-from undrift.engines.vectorised import Vectorised
+from undrift.engines.vectorised import SLOTS, Vectorised
 from undrift.errors import ConfigError, UndriftError
 from undrift.rounds import Advance, Opened, Reading, RoundResult
 from undrift.trainer import Trainer
@@ -112,12 +112,9 @@ class Fleet:
             ]
         opened: list[Opened] = []
         for trainer, twin in zip(self.trainers, self._twins, strict=True):
-            same = twin < len(opened) and (
-                self.trainers[twin].rounds_done == trainer.rounds_done
-                and self.trainers[twin].engine.orders(trainer.roster.work)
-                == trainer.engine.orders(trainer.roster.work)
-            )
-            opened.append(trainer.open_round(opened[twin].cohort if same else None))
+            same = twin < len(opened) and (self.trainers[twin].rounds_done == trainer.rounds_done)
+            one = trainer.open_round(opened[twin].cohort if same else None)
+            opened.append(one._replace(cohort=_engine(trainer).seated(one.cohort)))
         return opened
 
     def _runner_for(self, opened: Sequence[Opened]) -> DeviceRound:
@@ -155,7 +152,18 @@ def hindrance(trainer: Trainer) -> str | None:
         return "actors train one run" if own else "the reference engine trains one client at a time"
     if not trainer.engine.is_resident:
         return "examples are read from disk"
+    if _plan_slots(trainer) > SLOTS[trainer.engine.device.type]:
+        return "clients differ so much in their work that a cohort trains in parts"
     return None
+
+
+def _plan_slots(trainer: Trainer) -> int:
+    """Count the positions in the plan of a cohort that is padded to the longest client."""
+    work, sizes = trainer.roster.work, trainer.federation.sizes
+    if not isinstance(work, Work):
+        return 0  # the plan is there already
+    cohort = trainer.roster.cohort(trainer.rounds_done, ordered=False)
+    return int(work.slots_each(sizes, work.most_steps(sizes)).max()) * len(cohort.clients)
 
 
 def _checked(trainers: Any) -> list[Trainer]:

@@ -94,6 +94,11 @@ class Roster:
             raise ConfigError("nobody is enrolled: a federation needs at least one client")
         return made
 
+    @property
+    def orders_late(self) -> bool:
+        """Whether engines can make the order of batches themselves, chunk by chunk."""
+        return isinstance(self.work, Work)
+
     def cohort(self, round: int, *, ordered: bool = True) -> Assignment:
         """Choose the cohort of a round and its batches; unless `ordered`, only how many."""
         available = self.federation.available(round)

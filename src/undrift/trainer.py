@@ -108,7 +108,8 @@ class Trainer:
         start = init_server(algorithm, w, buffers, self.sizes)
         self._present = Present(start, 0, self.store.visible)
         # what cannot be sampled or planned shows now
-        first = self.roster.cohort(0) if enrolled is None else None
+        late = self.roster.orders_late
+        first = self.roster.cohort(0, ordered=not late) if enrolled is None else None
         self.engine.check(algorithm, start, self.roster.lookers(0), first)
         if enrolled is None and any(overrides(p, "check") for p in algorithm.everything):
             self.engine.admit(algorithm, start, self.roster.longest())
@@ -169,8 +170,8 @@ class Trainer:
         if self.rounds_done == 0:
             server, first, holders = self._look(server, None)
         if cohort is None:
-            ordered = not self.engine.orders(self.roster.work)
-            cohort = self.roster.cohort(self.rounds_done, ordered=ordered)
+            late = self.roster.orders_late
+            cohort = self.roster.cohort(self.rounds_done, ordered=not late)
         if self.store.reads_ahead:
             with suppress(UndriftError):  # there need not be another round
                 self.store.prefetch(self.roster.cohort(self.rounds_done + 1, ordered=False).ids)

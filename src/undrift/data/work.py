@@ -137,6 +137,11 @@ class Work:
         per_epoch = self.per_epoch(sizes)
         return high * per_epoch if self.steps is None else torch.where(per_epoch > 0, high, 0)
 
+    def slots_each(self, sizes: Tensor, steps: Tensor) -> Tensor:
+        """Count the positions that a plan holds, or shuffles at a time, for each client."""
+        sizes, steps = sizes.cpu(), steps.cpu()
+        return torch.maximum(sizes, steps * (sizes if self.slots is None else self.slots))
+
     def plan(
         self,
         seed: int,

@@ -33,7 +33,7 @@ from undrift.core.transfer import send
 from undrift.core.tree import EMPTY, Tree, leaves, tree_map
 from undrift.data.federation import Federation
 from undrift.data.spool import Rows
-from undrift.data.work import LocalWork
+from undrift.data.work import LocalWork, Work
 from undrift.engines.sums import OrderedSum
 from undrift.state.store import ClientStateStore, Place
 
@@ -50,7 +50,7 @@ class Assignment(NamedTuple):
     sizes: Tensor  # [C] on the CPU: examples that may be used in this round
     seed: int
     round: int = 0
-    plan: LocalWork | None = None  # made the order, or would: an engine may leave it to the device
+    plan: LocalWork | None = None  # made the order, or will: chunk by chunk, or on the device
 
     @property
     def ids(self) -> list[int]:
@@ -72,6 +72,12 @@ class Assignment(NamedTuple):
         device = self.order.device
         made = self.plan.plan(self.seed, self.round, self.clients, self.sizes, device)
         return self._replace(order=made.order).told()
+
+    def slots(self) -> Tensor:
+        """Count the positions that the order has yet to hold for each client: [C] on the CPU."""
+        if self.order.shape[1] or not isinstance(self.plan, Work):
+            return torch.zeros_like(self.steps)
+        return self.plan.slots_each(self.sizes, self.steps)
 
     def told(self) -> Assignment:
         """Bring what is known of clients to the device, if it is not there."""
@@ -118,10 +124,6 @@ class Engine:
     ) -> ClientStateStore:
         """Make the store of client states that this engine works with."""
         return ClientStateStore(template, dtype=dtype, device=device, place=place, path=path)
-
-    def orders(self, work: LocalWork) -> bool:
-        """Whether the order of batches may be left to this engine."""
-        return False
 
     def plan(self) -> dict[str, Any]:
         """Give the choices that decide rounding, to be recorded with the run."""

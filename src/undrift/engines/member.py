@@ -134,9 +134,7 @@ class Member:
         info, notes = tree_map(lambda v: v.to(device), (own.info, own.notes))
         order = own.order.to(device)
         seed, round, steps = common.seed, common.key[1], own.steps
-        work = Assignment(
-            own.clients, info, order, steps, own.sizes, seed, round, common.plan
-        ).ordered()
+        work = Assignment(own.clients, info, order, steps, own.sizes, seed, round, common.plan)
         nothing = tuple(EMPTY for _ in algo.parts)
         state = self.engine.store.gather(ids)
         counted = steps.to(device, dtype)

@@ -39,7 +39,8 @@ class Reference(Engine):
         """Train one client after the other."""
         for c, client_id in enumerate(work.ids):
             client: Client = tree_map(lambda v, c=c: v[c], clients)
-            outcome = self._train(algo, broadcast, client, work.part(slice(c, c + 1)))
+            one = work.part(slice(c, c + 1)).ordered()
+            outcome = self._train(algo, broadcast, client, one)
             yield [client_id], *tree_map(lambda v: v[None], outcome)
 
     def _train(

@@ -32,7 +32,6 @@ from undrift.core.task import Task
 from undrift.core.tree import EMPTY, Tree, leaves, tree_map
 from undrift.data.checks import check_whole
 from undrift.data.federation import Federation
-from undrift.data.work import LocalWork, Work
 from undrift.engines.crew import (
     Brief,
     Common,
@@ -173,10 +172,6 @@ class Sharded(Engine):
         )
 
     # -- what is asked before and between rounds -----------------------------------------------
-    def orders(self, work: LocalWork) -> bool:
-        """Whether owners make the order of batches: it would be most of what goes down."""
-        return isinstance(work, Work)
-
     def plan(self) -> dict[str, Any]:
         """Give the choices that decide rounding, owner by owner."""
         return {"actors": len(self.shards), "each": {str(k): p for k, p in self._plans.items()}}

@@ -30,7 +30,7 @@ from undrift.core.views import Carry
 from undrift.data.checks import check_whole
 from undrift.data.federation import Federation
 from undrift.data.spool import Streamed
-from undrift.data.work import LocalWork, Room, Work
+from undrift.data.work import Room, Work
 from undrift.engines.capacity import (
     USED,
     Need,
@@ -63,6 +63,8 @@ from undrift.state.store import ClientStateStore
 log = logging.getLogger("undrift")
 
 MOST_SLOTS = 100_000  # of one client in a round: beyond, the host makes the order of batches
+# Positions that the plan of a chunk may hold, 8 bytes each, with some five copies on the way.
+SLOTS = {"cpu": 2**23, "cuda": 2**26}
 
 
 class Vectorised(Engine):
@@ -137,18 +139,14 @@ class Vectorised(Engine):
         """Choose chunk and workers once, by what one client needs."""
         if self._decided or not work.steps.any():
             return
-        work = work.ordered()
-        if not work.order.numel():
-            return
         need = self._need(algo, work)
         self._threads = 1 if is_small(need, self.device, len(work.ids)) else None
         if self.workers is None:
             self.workers = workers_for(need, self.device, len(work.ids))
         if self.chunk is None:
             most = self.federation.num_clients
-            examples = work.order.shape[-1]
             self.chunk = width_for(
-                need, self.task.module, self.device, most, self.workers, examples
+                need, self.task.module, self.device, most, self.workers, _batch_of(work)
             )
         # a client who trains by itself, and long, has all of torch's threads; a loop has one
         alone = self.workers == 1 and self._threads is None and torch.get_num_threads() > 1
@@ -161,15 +159,18 @@ class Vectorised(Engine):
         return fits and native.loops(self.task.dtype) is not None
 
     def _need(self, algo: Algorithm, work: Assignment) -> Need:
-        """Tell what one client's local step costs."""
-        batch: Batch = _rows(self.batch(work.info.id[:1], work.order[:1, 0]), 0)
+        """Tell what a local step of the client with most examples costs."""
+        one = _longest(work)
+        batch: Batch = _rows(self.batch(one.info.id, one.order[:, 0]), 0)
         sizes = Sizes(self.federation.num_clients, self.federation.max_size, 1)
         return need_of(algo, self.task, batch, sizes)
 
     def bytes_for(self, algo: Algorithm, work: Assignment) -> int:
         """Tell how much memory a cohort takes while it trains; it is counted once."""
+        if not work.steps.any():
+            return 0
         if self._bytes_each is None:
-            self._bytes_each = self._need(algo, work.ordered()).num_bytes
+            self._bytes_each = self._need(algo, work).num_bytes
         return self._bytes_each * len(work.clients)
 
     def round(
@@ -177,7 +178,7 @@ class Vectorised(Engine):
     ) -> tuple[Server, Outcome]:
         """Run both halves of a round; on a CUDA device as graphs, where nothing has to wait."""
         if not self._fits_graphs(algo, work):
-            return super().round(algo, server, work.ordered(), population, everyone)
+            return super().round(algo, server, work, population, everyone)
         turn = self.turn(algo, server, work, population, everyone)
         try:
             (done,) = self._runner(algo, turn.work, everyone).run([turn])
@@ -186,7 +187,7 @@ class Vectorised(Engine):
         except Exception as error:
             log.warning("this round cannot be run as one (%s); it runs piece by piece", error)
             self.graph = False
-            return super().round(algo, server, work.ordered(), population, everyone)
+            return super().round(algo, server, work, population, everyone)
         return self.take(turn, done)
 
     def turn(
@@ -194,7 +195,7 @@ class Vectorised(Engine):
     ) -> Turn:
         """Prepare a round on the device."""
         self.admit(algo, server, work)
-        return Turn(server, work, self.store, population, everyone)
+        return Turn(server, self.seated(work), self.store, population, everyone)
 
     def take(self, turn: Turn, done: Done) -> tuple[Server, Outcome]:
         """Stage the new states of a round on the device."""
@@ -204,9 +205,11 @@ class Vectorised(Engine):
             self.store.stage_reserved(turn.work.ids, done.reserved)
         return done.server, done.outcome
 
-    def orders(self, work: LocalWork) -> bool:
-        """Whether the order of batches may be left to this engine."""
-        return self.graph and isinstance(work, Work) and self._room(work) is not None
+    def seated(self, work: Assignment) -> Assignment:
+        """Make the order of batches on the host, unless the device makes it."""
+        plan = work.plan
+        there = self.graph and isinstance(plan, Work) and self._room(plan) is not None
+        return work if there else work.ordered()
 
     def _room(self, work: Work) -> Room | None:
         """Tell what the batches of any cohort need; None if that is too much to make at once."""
@@ -280,7 +283,7 @@ class Vectorised(Engine):
             fits = int(USED * free / need.num_bytes)
             told = f"chunk = {fits} would fit"
             if not 0 < fits < len(work.ids):
-                told = would_fit(need, work.order.shape[-1], free)
+                told = would_fit(need, _batch_of(work), free)
             return TaskError(f"clients at a time: {len(work.ids)} are too many for memory; {told}")
         plain = Reference(self.task, self.federation, self.store)
         try:
@@ -306,7 +309,7 @@ class Vectorised(Engine):
         self._decide(algo, work)
         count, workers = len(work.ids), self.workers or 1
         width = min(self.chunk or count, -(-count // workers))
-        return [slice(i, min(i + width, count)) for i in range(0, count, width)]
+        return cut(work.slots(), width, SLOTS[self.device.type])
 
     def _train(
         self, algo: Algorithm, broadcast: Broadcast, clients: Client, work: Assignment
@@ -314,7 +317,7 @@ class Vectorised(Engine):
         """Train one chunk, those with most steps first."""
         by_steps = work.steps.argsort(descending=True, stable=True)
         back = by_steps.argsort().to(self.device)
-        work = work.part(by_steps)
+        work = work.part(by_steps).ordered()
         clients = _take(clients, by_steps.to(self.device))
         clients = self._begin(algo, broadcast, clients, work)
         carry = self._steps(algo, broadcast, clients, work)
@@ -419,6 +422,38 @@ class Vectorised(Engine):
             total = some if total is None else tree_map(lambda a, b: a + b, total, some)
         mean: tuple[Tree, ...] = mean_rows(total, clients.info.size)
         return mean
+
+
+def cut(slots: Tensor, width: int, most: int) -> list[slice]:
+    """Cut a cohort into chunks of at most `width` clients.
+
+    A chunk's plan is padded to its longest client.  Padded so it holds at most `most` positions,
+    unless one client alone has more.
+
+    >>> cut(torch.tensor([1, 1, 100, 1, 1]), width=4, most=10)
+    [slice(0, 2, None), slice(2, 3, None), slice(3, 5, None)]
+    """
+    count = len(slots)
+    if not count or int(slots.max()) * min(width, count) <= most:
+        return [slice(i, min(i + width, count)) for i in range(0, count, width)]
+    found, start, longest = [], 0, 0
+    for c, own in enumerate(slots.tolist()):
+        longest = max(longest, own)
+        if c > start and (c - start == width or (c - start + 1) * longest > most):
+            found.append(slice(start, c))
+            start, longest = c, own
+    return [*found, slice(start, count)]
+
+
+def _longest(work: Assignment) -> Assignment:
+    """Take the client with most examples among those that train, and its batches."""
+    trains = work.sizes * (work.steps > 0)
+    return work.part(trains.argmax()[None]).ordered()
+
+
+def _batch_of(work: Assignment) -> int:
+    """Tell how many examples a step takes."""
+    return _longest(work).order.shape[-1]
 
 
 def _check_count(name: str, value: Any) -> None:

@@ -1,6 +1,7 @@
 """The folder of a federation, its certificates, and processes that are ours alone."""
 
 import ast
+import os
 import re
 import runpy
 import shlex
@@ -23,6 +24,7 @@ from undrift.errors import ConfigError, DataError, FederationError
 from undrift.experiment.spec import load
 from undrift.experiment.tables import parse_table
 from undrift.federated.project import load_silo, node_of, read_project
+from undrift.state import disk
 
 SETTINGS = ["digits", "rounds=2", "partition.clients=3", "sampler.count=2"]
 SOURCE = Path(fl.__file__).parent
@@ -74,6 +76,69 @@ def test_private_keys_are_private_and_nobody_has_anothers(closed):
     assert len(secret) == 3 + 3 + 2
     assert all(stat.S_IMODE(p.stat().st_mode) == 0o600 for p in secret)
     assert len({p.read_bytes() for p in secret}) == len(secret)
+
+
+@pytest.fixture
+def readable(monkeypatch):
+    """What was written, byte by byte, to files that others may read at that moment."""
+    seen, inner = [], disk._os_write
+
+    def write(fd, data):
+        if os.fstat(fd).st_mode & 0o077:
+            seen.append(bytes(data))
+        return inner(fd, data)
+
+    monkeypatch.setattr(disk, "_os_write", write)
+    before = os.umask(0)  # the mode is the file's own, not the umask's
+    yield seen
+    os.umask(before)
+
+
+def test_no_byte_of_a_key_is_ever_in_a_file_that_others_can_read(tmp_path, readable):
+    pytest.importorskip("cryptography")
+    assert init(tmp_path / "silos") == 0
+    assert readable and not [data for data in readable if b"PRIVATE KEY" in data]
+    for name in ("operator", "operator/certificates", *(f"silos/client-{i}" for i in range(3))):
+        assert stat.S_IMODE((tmp_path / "silos" / name).stat().st_mode) == 0o700, name
+
+
+def test_a_secret_does_not_take_over_the_mode_of_a_stray_file(tmp_path):
+    stray = tmp_path / f"{disk.TEMPORARY}{os.getpid()}-key"
+    stray.write_bytes(b"left by a process of the same number")
+    stray.chmod(0o666)
+    with stray.open("rb") as reader:  # and whoever has it open reads nothing new
+        disk.write_atomically(tmp_path / "key", [b"secret"], disk.PRIVATE)
+        assert b"secret" not in reader.read()
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600 and not stray.exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "program"),
+    [
+        ("operator/superlink.sh", "flower-superlink"),
+        ("operator/run.sh", "flwr"),
+        ("silos/client-0/node.sh", "flower-supernode"),
+    ],
+)
+def test_what_flower_writes_is_its_owners_alone(script, program, tmp_path):
+    """Its database holds reports, its logs and folders names of files and errors."""
+    assert init(tmp_path / "open", "--insecure") == 0
+    fake = tmp_path / "bin" / program
+    fake.parent.mkdir()
+    fake.write_text(f"#!/bin/sh\numask > {tmp_path}/umask\nexit 0\n")
+    fake.chmod(0o755)
+    settings = {"PATH": f"{fake.parent}:/usr/bin:/bin"}
+    subprocess.run(["/bin/sh", tmp_path / "open" / script], env=settings, check=True)
+    assert int((tmp_path / "umask").read_text(), 8) & 0o077 == 0o077
+
+
+def test_a_mode_is_never_changed_after_the_bytes_are_there():
+    """A file is private from its first byte on, or somebody has read it by then."""
+    for path in SOURCE.rglob("*.py"):
+        calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+        changed = [c for c in calls if ast.unparse(c.func).endswith("chmod")]
+        # a library that is made executable: no secret
+        assert not changed or path == SOURCE / "native" / "__init__.py", path
 
 
 def test_certificates_are_the_authoritys_and_name_the_host(closed):

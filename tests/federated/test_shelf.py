@@ -1,5 +1,8 @@
 """What a node keeps on its disk, file by file."""
 
+import os
+import stat
+
 import pytest
 import torch
 
@@ -117,6 +120,19 @@ def test_an_own_probe_is_that_of_one_model(shelf):
     assert shelf.probe("m", Form({"d": torch.zeros(1)})) is None
     damage(shelf.path / "own-probe")
     assert shelf.probe("m", FORM) is None
+
+
+def test_what_a_client_keeps_is_its_owners_alone(shelf):
+    """States and answers tell about the examples."""
+    before = os.umask(0)
+    try:
+        shelf.keep_state(1, mark_of(b"a"), state(1), "")
+        shelf.keep_answer("train", mark_of(b"1"), b"answer")
+        shelf.keep_probe("m", state(4))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(shelf.path.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(p.stat().st_mode) for p in shelf.path.iterdir()} == {0o600}
 
 
 def test_what_a_killed_process_left_half_written_is_swept(shelf):

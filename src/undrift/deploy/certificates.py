@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -127,6 +126,5 @@ def expiry(certificate: Path) -> datetime.datetime:
 
 def write_secret(path: Path, data: bytes) -> None:
     """Write a file that only its owner can read."""
-    disk.make_directory(path.parent)
-    disk.write_atomically(path, [data])
-    os.chmod(path, 0o600)
+    disk.make_directory(path.parent, disk.PRIVATE_FOLDER)
+    disk.write_atomically(path, [data], disk.PRIVATE)

@@ -71,6 +71,9 @@ def init(folder: Path, experiment: Experiment, wanted: Wanted) -> Path:
     clients, table = _federation(experiment, wanted)
     place = folder.resolve()
     try:
+        disk.make_directory(place)
+        # its keys, and what Flower keeps of messages
+        disk.make_directory(place / "operator", disk.PRIVATE_FOLDER)
         _write_app(place, experiment)
         _write_silos(place, clients, table, wanted)
         _write_operator(place, wanted)
@@ -138,9 +141,7 @@ def silo(place: Path, client: int) -> Path:
 def write_text(path: Path, text: str, executable: bool = False) -> None:
     """Write a text file."""
     disk.make_directory(path.parent)
-    disk.write_atomically(path, [text.encode()])
-    if executable:
-        os.chmod(path, 0o755)
+    disk.write_atomically(path, [text.encode()], 0o777 if executable else 0o666)
 
 
 # ---------------------------------------------------------------------------------------- parts
@@ -158,6 +159,7 @@ def _write_silos(place: Path, clients: int, table: dict[str, Any], wanted: Wante
     authority = None if wanted.insecure else _authority(place, wanted)
     for client in range(clients):
         folder = silo(place, client)
+        disk.make_directory(folder, disk.PRIVATE_FOLDER)  # holds a key, and states of the client
         x, y = (f"{table[n]['shape']} {table[n]['dtype']}" for n in "xy")
         app = os.path.relpath(place / "app" / "silos", folder)
         loader = templates.LOADER.format(x=x, y=y, client=client, app=app)
@@ -177,6 +179,7 @@ def _authority(place: Path, wanted: Wanted) -> Any:
 
     authority = made.new_authority()
     folder = place / "operator" / "certificates"
+    disk.make_directory(folder, disk.PRIVATE_FOLDER)
     pem = authority.certificate.public_bytes(made._PEM)
     write_text(folder / "ca.crt", pem.decode())
     made.write_secret(folder / "ca.key", made.private_bytes(authority.key))

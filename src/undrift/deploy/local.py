@@ -17,6 +17,7 @@ from undrift.deploy.folder import flower_config, silo, write_text
 from undrift.errors import FederationError, MissingExtra
 from undrift.experiment.tables import read_table
 from undrift.federated.project import FEDERATION
+from undrift.state import disk
 
 SECONDS_TO_START = 90.0
 SECONDS_TO_END = 15.0
@@ -47,6 +48,7 @@ class Local:
         self.port = free_port()
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         config = flower_config(self.place, self.port, self.insecure)
+        disk.make_directory(self.work, disk.PRIVATE_FOLDER)  # logs, and what Flower keeps
         write_text(self.work / "flower" / "config.toml", config)
 
     def environment(self, **more: str) -> dict[str, str]:
@@ -56,7 +58,6 @@ class Local:
     # -- processes ---------------------------------------------------------------------------
     def start(self, name: str, command: Sequence[str], **more: str) -> subprocess.Popen[bytes]:
         """Start a process in a group of its own; what it says goes to try/NAME.log."""
-        (self.work).mkdir(parents=True, exist_ok=True)
         with (self.work / f"{name}.log").open("ab") as log:
             made = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL,

@@ -80,6 +80,7 @@ if __name__ == "__main__":
 
 QUIET = """\
 cd "$(dirname "$0")"
+umask 077  # messages, states and logs tell about data
 export FLWR_HOME="${FLWR_HOME:-$PWD/flower}" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 mkdir -p "$FLWR_HOME"
 """

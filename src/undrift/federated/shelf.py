@@ -100,9 +100,9 @@ class Shelf:
 
     # -- files -------------------------------------------------------------------------------
     def _write(self, name: str, data: bytes) -> None:
-        disk.make_directory(self.path)
+        disk.make_directory(self.path, disk.PRIVATE_FOLDER)
         disk.sweep(self.path)
-        disk.write_atomically(self.path / name, [hashlib.sha256(data).digest(), data])
+        disk.write_atomically(self.path / name, [hashlib.sha256(data).digest(), data], disk.PRIVATE)
 
     def _read(self, path: Path) -> bytes:
         try:

@@ -16,6 +16,7 @@ from undrift.errors import CheckpointError
 Bytes = bytes | bytearray | memoryview
 
 TEMPORARY = ".tmp-"
+PRIVATE, PRIVATE_FOLDER = 0o600, 0o700  # modes of a secret: nobody but its owner may read it
 
 _os_open = os.open
 _os_write = os.write
@@ -90,10 +91,10 @@ def remove(path: Path) -> None:
         return
 
 
-def make_directory(path: Path) -> None:
-    """Create a directory and its parents where they are missing."""
+def make_directory(path: Path, mode: int = 0o777) -> None:
+    """Create a directory and its parents where they are missing; the mode is the directory's."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=mode, parents=True, exist_ok=True)
     except OSError as error:
         raise failure("create the folder", path, error, "Nothing was written") from error
 
@@ -115,15 +116,16 @@ def open_append(path: Path) -> int:
         raise failure("open", path, error, "Nothing was written") from error
 
 
-def write_atomically(path: Path, chunks: Iterable[Bytes]) -> None:
+def write_atomically(path: Path, chunks: Iterable[Bytes], mode: int = 0o666) -> None:
     """Write a file that appears whole or not at all, and stays after a power cut.
 
-    The previous file of that name is untouched until the new one is on the disk.
+    The previous file of that name is untouched until the new one is on the disk.  The file has its
+    mode (less the umask) before its first byte: a secret is never readable for a moment.
     """
     # The name carries the process, so that `sweep` spares the file of a process that still writes.
     temporary = path.parent / f"{TEMPORARY}{os.getpid()}-{path.name}"
     try:
-        _write_synced(temporary, chunks)
+        _write_synced(temporary, chunks, mode)
         replace(temporary, path)
     except BaseException as error:
         _discard(temporary)
@@ -138,8 +140,11 @@ def write_atomically(path: Path, chunks: Iterable[Bytes]) -> None:
         raise failure("sync the folder of", path, error, risk) from error
 
 
-def _write_synced(path: Path, chunks: Iterable[Bytes]) -> None:
-    fd = _os_open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+def _write_synced(path: Path, chunks: Iterable[Bytes], mode: int) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    if mode == PRIVATE:
+        remove(path)  # a stray file of this name would keep its own mode, and its readers
+    fd = _os_open(path, flags | (os.O_EXCL if mode == PRIVATE else os.O_TRUNC), mode)
     try:
         for chunk in chunks:
             write_all(fd, chunk)

@@ -62,6 +62,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "half precision in the file": {"stored": torch.float16},
     "float64 in the file": {"stored": torch.float64},
     "arriving": {"arrival": fl.Arrival(rounds=3)},
+    "as on a device": {"graph": True},
+    "as on a device, some": {"graph": True, "sampler": fl.Uniform(count=3)},
+    "as on a device, arriving": {"graph": True, "arrival": fl.Arrival(rounds=3)},
 }
 
 
@@ -106,6 +109,29 @@ def test_the_bits_are_those_of_memory(way: str, name: str) -> None:
         assert one == other
     assert_same_bits(held, streamed)
     assert held.describe() == streamed.describe()
+
+
+def test_a_recorded_round_reads_a_window_of_the_file(recorded: list[Any]) -> None:
+    """Other clients stand in it in every round; what was recorded reads the same memory."""
+    sampler, work = fl.Uniform(count=3), fl.Work(steps=3, batch=4)
+    held, streamed = (
+        make(keep, ALGORITHMS["probing"], graph=True, sampler=sampler, work=work)
+        for keep in ("memory", "disk")
+    )
+    held.run(5)
+    streamed.run(5)
+    assert recorded, "nothing was recorded"
+    assert_same_bits(held, streamed)
+
+
+@pytest.mark.parametrize("keep", ["memory", "disk"])
+def test_a_cohort_that_memory_does_not_hold_is_fetched_batch_by_batch(
+    keep: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("undrift.engines.vectorised.HELD", 0.0)
+    trainer = make(keep, fl.fedavg(0.1), graph=True)
+    trainer.round()
+    assert bool(trainer.engine._rounds) == (keep == "memory")
 
 
 def test_only_batches_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from undrift import kernels
 from undrift.core.convolution import ConvShape, Way, convolve
 from undrift.core.dense import dense
 from undrift.core.dropping import drop
-from undrift.kernels import linear, trials, tuner
+from undrift.kernels import linear, memory, trials, tuner
 from undrift.kernels.linear import LinearProblem
 from undrift.kernels.problem import Problem, thin
 from undrift.testing.compare import distance
@@ -128,12 +128,19 @@ def test_linear_configurations_are_right(precision):
         )
 
 
-def test_a_large_problem_is_tuned_and_remembered():
+def test_a_large_problem_is_tuned_and_remembered(tmp_path, monkeypatch):
+    # nothing is known: neither from this process and others beside it, nor shipped
+    monkeypatch.setenv("UNDRIFT_CACHE", str(tmp_path))
+    monkeypatch.setattr(memory, "SHIPPED", tmp_path / "none")
+    monkeypatch.setattr(memory, "_known", {})
+    monkeypatch.setattr(tuner, "chosen", {})
+    monkeypatch.setattr(tuner, "timings", {})
     source = torch.Generator("cuda").manual_seed(0)
     x = torch.randn((32, 32, 3, 32, 32), generator=source, device="cuda")
     w = torch.randn((32, 32, 3, 5, 5), generator=source, device="cuda")
-    before = set(kernels.tuned())
     vmap(lambda x, w: convolve(x, w, None, SHAPE, Way("triton", "bf16")))(x, w)
-    (made,) = set(kernels.tuned()) - before
+    (made,) = kernels.tuned()
     assert made.startswith("first layer: 32x32 32x32 3->32 5x5")
     assert made in tuner.timings
+    memory._known.clear()  # as another process would find it
+    assert memory.recall(made) == tuner.chosen[made]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from functools import cache
 from typing import NamedTuple
 
@@ -163,6 +164,13 @@ def has_convolution(module: nn.Module) -> bool:
     """Whether batching clients turns something into a grouped convolution."""
     kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
     return any(isinstance(part, kinds) for part in module.modules())
+
+
+def total_bytes(device: torch.device) -> int:
+    """Tell how much memory a device has, free or not."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def free_bytes(device: torch.device) -> int:

@@ -81,7 +81,7 @@ class DeviceRound:
         room = shape.room
         self.buffers = Buffers()
         self.loading = Loading(self.crews, shape, self.buffers, self.device, self._room)
-        self.data = Examples([engines[i] for i in self.loading.places])
+        self.data = Examples([engines[i] for i in self.loading.places], shape.clients)
         self.looks = Looks(self.task, self.data, self.buffers, shape.examples)
         for g, crew in enumerate(self.crews):
             self.looks.spread(g, crew.group, [engines[i] for i in crew.members], shape.clients)
@@ -138,6 +138,7 @@ class DeviceRound:
         if self.loading.rows is None:
             self.loading.rows = self._find_rows(turns)
         self.loading.load(turns)
+        self.data.load(turns[0].work.ids)
         steps = [[turns[i].work.steps.tolist() for i in crew.members] for crew in self.crews]
         if self._is_one_piece(steps):
             self._piece("round", self._whole_round)

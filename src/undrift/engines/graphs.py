@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -11,8 +12,11 @@ import torch
 from torch import Tensor
 
 from undrift.core.tree import Tree, leaves, tree_map
+from undrift.errors import UndriftError
 
 T = TypeVar("T")
+
+log = logging.getLogger("undrift")
 
 # One launch for a list of tensors has one program for 65,536 numbers: with a few large ones alone
 # it leaves most of a device idle (11 us for 1.6 million numbers, 4 by a copy of their own).
@@ -23,7 +27,8 @@ _HOLDERS: list[torch.cuda.CUDAGraph] = []
 class Piece:
     """A part of a round.  Called as it is the first time, recorded the second, then replayed.
 
-    The function reads and writes fixed buffers and takes no decision on the host.
+    The function reads and writes fixed buffers and takes no decision on the host.  Where it cannot
+    be recorded, it is called every time: the same operations, with more launches.
     """
 
     def __init__(self, function: Callable[[], None], pool: Any) -> None:
@@ -33,15 +38,30 @@ class Piece:
 
     def __call__(self) -> None:
         if self._graph is None and self._called and self.pool is not None:
-            graph = torch.cuda.CUDAGraph()
-            with nothing_collected(), torch.cuda.graph(graph, pool=self.pool):
-                self.function()
-            self._graph = graph
+            self._record()
         if self._graph is None:
             self.function()  # the first time kernels are built and tuned, which cannot be recorded
             self._called = True
         else:
             self._graph.replay()
+
+    def _record(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        # "thread_local": another thread may pin memory meanwhile, as one that reads states does
+        mode = "thread_local"
+        try:
+            with (
+                nothing_collected(),
+                torch.cuda.graph(graph, pool=self.pool, capture_error_mode=mode),
+            ):
+                self.function()
+        except UndriftError:
+            raise
+        except Exception as error:
+            log.warning("a part of the round cannot be recorded, it runs unrecorded: %s", error)
+            self.pool = None
+        else:
+            self._graph = graph
 
 
 @contextmanager
@@ -177,7 +197,7 @@ def lasting_pool(device: torch.device) -> Any:
     pool = graph_pool(device)
     if pool is not None:
         holder = torch.cuda.CUDAGraph()
-        recording = torch.cuda.graph(holder, pool=pool)
+        recording = torch.cuda.graph(holder, pool=pool, capture_error_mode="thread_local")
         with torch.cuda.device(device), nothing_collected(), recording:
             torch.zeros(1, device=device)
         _HOLDERS.append(holder)

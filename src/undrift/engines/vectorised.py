@@ -40,6 +40,7 @@ from undrift.engines.capacity import (
     is_small,
     keep_freed_memory,
     need_of,
+    total_bytes,
     width_for,
     workers_for,
     would_fit,
@@ -47,6 +48,7 @@ from undrift.engines.capacity import (
 from undrift.engines.dense_steps import DenseSteps, Workspace, is_dense
 from undrift.engines.device_round import DeviceRound
 from undrift.engines.engine import Assignment, Engine, Outcome, mean_rows
+from undrift.engines.examples import most_rows
 from undrift.engines.graphs import apart
 from undrift.engines.native_steps import NativeSteps
 from undrift.engines.native_steps import fits as loops_fit
@@ -65,6 +67,7 @@ log = logging.getLogger("undrift")
 MOST_SLOTS = 100_000  # of one client in a round: beyond, the host makes the order of batches
 # Positions that the plan of a chunk may hold, 8 bytes each, with some five copies on the way.
 SLOTS = {"cpu": 2**23, "cuda": 2**26}
+HELD = 0.25  # of all memory that the examples of a cohort may take, where others lie in a file
 
 
 class Vectorised(Engine):
@@ -95,6 +98,7 @@ class Vectorised(Engine):
         self.in_place, self.chunk, self.workers = in_place, chunk, workers
         self.native = native  # whether loops in C may be used; once that is decided, would be
         self.graph = self.device.type == "cuda" if graph is None else graph
+        self._has_run_as_one = False  # also in an earlier part of this run
         self._rounds: list[DeviceRound] = []
         self._batches: tuple[Work, Room] | None = None
         self._bytes_each: int | None = None
@@ -132,6 +136,7 @@ class Vectorised(Engine):
             log.warning("the run used loops in C, which cannot be used here: bits may differ")
             self.native = False
         self._threads, self.graph = plan["threads"], plan["graph"]
+        self._has_run_as_one = plan["graph"]
         use_seam_plan(plan["seam"])
         self._crew = []  # workers copy these choices
 
@@ -185,9 +190,16 @@ class Vectorised(Engine):
         except UndriftError:
             raise
         except Exception as error:
-            log.warning("this round cannot be run as one (%s); it runs piece by piece", error)
+            if self._has_run_as_one:
+                raise TaskError(
+                    f"this round cannot be run as one piece on the device, as rounds before it "
+                    f"were ({error}); piece by piece sums are rounded in another order: go on "
+                    "from the last checkpoint when the cause is mended, or begin with graph=False"
+                ) from error
+            log.warning("rounds cannot be run as one (%s); they run piece by piece", error)
             self.graph = False
             return super().round(algo, server, work, population, everyone)
+        self._has_run_as_one = True
         return self.take(turn, done)
 
     def turn(
@@ -219,7 +231,19 @@ class Vectorised(Engine):
         return room if room.epochs * room.width <= MOST_SLOTS else None
 
     def _fits_graphs(self, algo: Algorithm, work: Assignment) -> bool:
-        return self.graph and self.is_resident and len(self._chunks(algo, work)) == 1
+        return self.graph and self._can_hold(work) and len(self._chunks(algo, work)) == 1
+
+    def _can_hold(self, work: Assignment) -> bool:
+        """Whether the examples of any cohort of this size may lie in memory.
+
+        The limit does not depend on the memory that happens to be free, because rounds whose
+        batches come from the file one by one add up in another order.
+        """
+        if self.is_resident:
+            return True
+        rows = most_rows(self.federation, len(work.ids))
+        each = sum(v[:1].nbytes for v in (self.federation.x, self.federation.y))
+        return rows * each <= HELD * total_bytes(self.device)
 
     @property
     def is_resident(self) -> bool:

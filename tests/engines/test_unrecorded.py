@@ -24,7 +24,9 @@ def trainer(**settings: Any) -> fl.Trainer:
     torch.manual_seed(3)
     net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
     chosen = {"work": fl.Work(steps=3, batch=5), "sampler": fl.Uniform(3), "graph": True}
-    return fl.Trainer(fl.Task(net), fl.Federation.of(clients), fl.scaffold(0.1), **chosen | settings)
+    return fl.Trainer(
+        fl.Task(net), fl.Federation.of(clients), fl.scaffold(0.1), **chosen | settings
+    )
 
 
 @pytest.fixture
@@ -104,7 +106,7 @@ def test_later_it_may_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Non
     break_rounds(monkeypatch)
     for made in (one, resumed):
         before = numbers(made)
-        with pytest.raises(TaskError, match="cannot be run as one piece.*a driver's error"):
+        with pytest.raises(TaskError, match=r"cannot be run as one piece.*a driver's error"):
             made.round()
         assert made.rounds_done == 2
         assert all(torch.equal(v, before[n]) for n, v in numbers(made).items())

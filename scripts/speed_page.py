@@ -440,6 +440,30 @@ their SGD step in the backward pass; convolutions train one client at a time wit
 """
 
 
+def spread(found: dict[str, float], unit: float, digits: int) -> str:
+    least, median, most = (f"{unit * found[n]:.{digits}f}" for n in ("least", "median", "most"))
+    return f"{median} ({least} to {most})"
+
+
+def own_loops() -> str:
+    found = read("bench_cpu.json")
+    rows = [
+        [one["load"], one["algorithm"], spread(one["loop"], 1e3, 0), spread(one["undrift"], 1e3, 0),
+         spread(one["faster"], 1, 2), f"{one['wall_faster']['median']:.2f}"]
+        for one in found["results"]
+    ]  # fmt: skip
+    head = ["work", "algorithm", "plain loop", "undrift", "times faster", "by wall time"]
+    return f"""## An algorithm against itself as a plain loop
+
+    undrift bench --device cpu --rounds {found["rounds"]} --json bench_cpu.json      # {found["machine"]}, torch {found["torch"]}
+
+{table(head, rows)}
+CPU milliseconds of a round, median (least to most) of {found["rounds"]} turns, both sides on {found["threads"]} thread. The loop is the
+same algorithm, written by hand (`src/undrift/hand_loops.py`): one client after the other, `torch.optim.SGD`. Tests hold
+both to the same model, to 1e-12 in float64. SCAFFOLD has client momentum 0.9. Below 1 the plain loop is the faster one.
+"""
+
+
 HEAD = """# Speed
 
 Measured by the commands below, from which `python scripts/speed_page.py` makes this page. How it is
@@ -448,7 +472,7 @@ done: [architecture](architecture.md), engines.
 
 
 def main() -> None:
-    made = (peers_gpu(), rounds(), fleets(), precisions(), kernels(), cpu(), peers(), scale())
+    made = (peers_gpu(), rounds(), fleets(), precisions(), kernels(), cpu(), own_loops(), peers(), scale())
     text = "\n".join(part.rstrip("\n") + "\n" for part in (HEAD, *made) if part)
     (ROOT / "docs" / "speed.md").write_text(text)
 

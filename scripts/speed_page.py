@@ -472,7 +472,17 @@ done: [architecture](architecture.md), engines.
 
 
 def main() -> None:
-    made = (peers_gpu(), rounds(), fleets(), precisions(), kernels(), cpu(), own_loops(), peers(), scale())
+    made = (
+        peers_gpu(),
+        rounds(),
+        fleets(),
+        precisions(),
+        kernels(),
+        cpu(),
+        own_loops(),
+        peers(),
+        scale(),
+    )
     text = "\n".join(part.rstrip("\n") + "\n" for part in (HEAD, *made) if part)
     (ROOT / "docs" / "speed.md").write_text(text)
 

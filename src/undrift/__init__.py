@@ -2,6 +2,7 @@
 
 from undrift.comparing import compare
 from undrift.core.algorithm import Algorithm
+from undrift.core.losses import WeightedMean
 from undrift.core.random import Seeds
 from undrift.core.rule import (
     Aggregate,
@@ -231,6 +232,7 @@ __all__ = [
     "Vec",
     "VrlSgd",
     "Weighted",
+    "WeightedMean",
     "Work",
     "__version__",
     "adabest",

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from undrift.core.losses import Values, WeightedMean, mean_of, shares
 from undrift.core.ops import Pass
 from undrift.core.rule import ClientInfo
-from undrift.core.task import Batch, Buffers, Output, Task, Vec, per_example
+from undrift.core.task import Batch, Buffers, Output, Task, Vec
 from undrift.core.transfer import send
 from undrift.core.tree import Tree, tree_map
 from undrift.data.spool import Rows
@@ -65,15 +66,17 @@ class Judge:
             raise DataError(
                 f"the model or its loss fails on these examples, {shapes}: {error}"
             ) from error
-        return Judged(self.names, found, len(x))
+        return Judged(self.names, found)
 
     def _examples(self, w: Vec, buffers: Buffers, x: Rows, y: Rows, batch: int) -> Tensor:
-        total = torch.zeros(len(self.names), dtype=torch.float64, device=self.engine.device)
+        """Give what a mean divides, and by what: [2, M]."""
+        total = torch.zeros(2, len(self.names), dtype=torch.float64, device=self.engine.device)
         for start in range(0, len(x), batch):
             seen = self._batch(*(self._here(v[start : start + batch]) for v in (x, y)))
             out = forward_seldom(self.task, w, buffers, seen.x, seen.mask)
-            means = [self.task.mean_loss(out, seen), *self.task.scores(out, seen).values()]
-            total += torch.stack([v.double() for v in means]) * len(seen.x)
+            metrics = self.task.measured(out.value, seen.y).values()
+            told = (self.task.losses(out.value, seen.y), *metrics)
+            total += torch.stack([_sums(values, seen.mask) for values in told], 1)
         return total
 
     def _replayed(self, key: Any, function: Callable[..., Tensor], *inputs: Tree) -> Tensor:
@@ -118,37 +121,59 @@ class Judge:
                 mine = own if own[0].dim() == 1 else tree_map(lambda v, p=part: v[p], own)
                 some = tree_map(lambda v, part=part: v[part], info)
                 found.append(self._some_clients(mine, some, longest))
-            return torch.cat(found, 1)
+            return torch.cat(found, 2)
 
         kind = (len(who.ids), longest, batch)
         if w.dim() == 1:
             sums = self._replayed((kind, "one"), judge, who.info, w, buffers)
         else:
             sums = self._replayed((kind, _place(w)) if stays else None, judge, who.info)
-        return JudgedClients(who.ids, self.names, sums, who.sizes)
+        return JudgedClients(who.ids, self.names, sums)
 
     def _some_clients(self, model: tuple[Vec, Buffers], info: ClientInfo, longest: int) -> Tensor:
-        """Sum over the examples of each client: [M, C]."""
-        count, device = len(info.id), self.engine.device
-        total = torch.zeros(len(self.names), count, dtype=torch.float64, device=device)
+        """Give what the means of each client divide, and by what: [2, M, C]."""
+        shape, device = (2, len(self.names), len(info.id)), self.engine.device
+        total = torch.zeros(shape, dtype=torch.float64, device=device)
         for start in range(0, longest, PIECE):
             at = torch.arange(start, min(start + PIECE, longest), device=device)
             # by the sizes that are on the device already: sending them would wait for it
             positions = torch.where(at < info.size[:, None], at, -1)
             seen = self.engine.batch(info.id, positions)
+            if self.engine.one_by_one:
+                total += self._one_by_one(model, seen)
+                continue
             if model[0].dim() == 2:
-                told = vmap(self._told, out_dims=1)(*model, seen.x, seen.y, seen.mask)
+                told = vmap(self._told, out_dims=2)(*model, seen.x, seen.y, seen.mask)
             else:  # one model: all examples are one batch
                 x, y, mask = (v.flatten(0, 1) for v in (seen.x, seen.y, seen.mask))
-                told = self._told(*model, x, y, mask).unflatten(1, seen.mask.shape)
-            total += torch.where(seen.mask, told, 0.0).sum(2)
+                told = self._told(*model, x, y, mask).unflatten(2, seen.mask.shape)
+            total += torch.where(seen.mask, told, 0.0).sum(3)
         return total
 
+    def _one_by_one(self, model: tuple[Vec, Buffers], seen: Batch) -> Tensor:
+        """Judge each client by itself, without padding: [2, M, C]."""
+        found = seen.mask.new_zeros(2, len(self.names), len(seen.mask), dtype=torch.float64)
+        for c, mask in enumerate(seen.mask):
+            w, buffers = model if model[0].dim() == 1 else tree_map(lambda v, c=c: v[c], model)
+            if mask.any():
+                told = self._told(w, buffers, seen.x[c][mask], seen.y[c][mask], mask[mask])
+                found[:, :, c] = told.sum(2)
+        return found
+
     def _told(self, w: Vec, buffers: Buffers, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        """What is told of every example: [M, n]."""
+        """Give of every example what the means divide, and by what: [2, M, n]."""
         out = forward_seldom(self.task, w, buffers, x, mask).value
-        metrics = [per_example(metric(out, y)) for metric in self.task.metrics.values()]
-        return torch.stack([v.double() for v in (self.task.losses(out, y), *metrics)])
+        told = [self.task.losses(out, y), *self.task.measured(out, y).values()]
+        pairs = [torch.stack([v.double() for v in shares(values)]) for values in told]
+        return torch.stack(pairs, 1)
+
+
+def _sums(values: Values, mask: Tensor) -> Tensor:
+    """Give what the mean of a batch divides, and by what: [2]."""
+    if isinstance(values, WeightedMean):
+        return torch.stack([v.double().sum() for v in shares(values)])
+    mean, count = mean_of(values, mask).double(), float(len(mask))
+    return torch.stack([mean * count, torch.full_like(mean, count)])
 
 
 def forward_seldom(task: Task, w: Vec, buffers: Buffers, x: Tensor, mask: Tensor) -> Output:

@@ -187,28 +187,29 @@ def _form(one: Advance) -> tuple[Any, ...]:
 class Judged:
     """Means over examples, or still sums on a device."""
 
-    def __init__(self, names: Sequence[str], sums: Tensor, count: int) -> None:
-        self.names, self._count, self._fetch = list(names), count, Fetch(sums)
+    def __init__(self, names: Sequence[str], sums: Tensor) -> None:
+        self.names = list(names)
+        self._fetch = Fetch(sums)  # [2, names]: what is divided, and by what
 
     def result(self) -> dict[str, float]:
         """Read the means; waits for the device."""
-        sums = self._fetch.read().tolist()
-        return {name: total / self._count for name, total in zip(self.names, sums, strict=True)}
+        sums, weights = self._fetch.read()
+        return dict(zip(self.names, (sums / weights).tolist(), strict=True))
 
 
 class JudgedClients:
     """Means over the examples of each of some clients, or still sums on a device."""
 
-    def __init__(self, ids: list[int], names: Sequence[str], sums: Tensor, sizes: Tensor) -> None:
-        self.ids, self.names, self._sizes = ids, list(names), sizes
-        self._fetch = Fetch(sums)  # [names, C]
+    def __init__(self, ids: list[int], names: Sequence[str], sums: Tensor) -> None:
+        self.ids, self.names = ids, list(names)
+        self._fetch = Fetch(sums)  # [2, names, C]
 
     def each(self) -> dict[str, list[float]]:
         """Read every client's own means, in the order of `ids`; waits for the device."""
-        means = self._fetch.read() / self._sizes
-        return dict(zip(self.names, means.tolist(), strict=True))
+        sums, weights = self._fetch.read()
+        return dict(zip(self.names, (sums / weights).tolist(), strict=True))
 
     def result(self) -> dict[str, float]:
         """Read the means over all of their examples; waits for the device."""
-        means = self._fetch.read().sum(1) / self._sizes.sum()
-        return dict(zip(self.names, means.tolist(), strict=True))
+        sums, weights = self._fetch.read().sum(2)
+        return dict(zip(self.names, (sums / weights).tolist(), strict=True))

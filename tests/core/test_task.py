@@ -65,19 +65,6 @@ def test_an_own_loss_may_have_one_value_per_example_or_more():
     assert _mean_loss(more, x, y) == pytest.approx(float(value.square().mean()))
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        nn.CrossEntropyLoss(reduction="sum"),
-        nn.KLDivLoss(reduction="batchmean"),
-        nn.CrossEntropyLoss(weight=torch.ones(3)),
-    ],
-)
-def test_a_loss_object_that_is_no_mean_over_examples_is_refused(loss):
-    with pytest.raises(ConfigError, match="averaged over examples"):
-        fl.Task(_net(), loss)
-
-
 @pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="none")])
 def test_torchs_loss_objects_are_taken(loss):
     net, (x, y) = _net(), _data()

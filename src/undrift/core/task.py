@@ -16,7 +16,17 @@ from torch.func import functional_call
 
 from undrift.core.augmented import Augment, augment_rows, check_augment
 from undrift.core.convolution import Seam
-from undrift.core.losses import LOSSES, METRICS, PerExample
+from undrift.core.losses import (
+    LOSSES,
+    METRICS,
+    PerExample,
+    Values,
+    WeightedMean,
+    check_values,
+    masked_mean,
+    mean_of,
+    named_loss,
+)
 from undrift.core.ops import (
     Pass,
     draws_anything,
@@ -27,6 +37,10 @@ from undrift.core.ops import (
 from undrift.core.trouble import find_trouble
 from undrift.core.watching import watch
 from undrift.errors import ConfigError, TaskError, unknown_name
+
+__all__ = [
+    "Batch", "Buffers", "Output", "Task", "Vec", "buffers_to", "masked_mean",
+]  # fmt: skip
 
 Vec = Tensor  # [P], the flat parameter vector
 
@@ -61,9 +75,10 @@ DTYPES = (torch.float32, torch.float64)
 class Task:
     """Any `nn.Module`, its loss, its metrics and, where a rule needs it, its feature layer.
 
-    `loss` is "cross_entropy", "mse" or a function of (output, target) that returns one value per
-    example.  `feature` names a submodule whose output is the feature; "name:input" takes what
-    goes into that submodule instead.  Parameters with requires_grad=False stay out of the vector.
+    `loss` is "cross_entropy", "mse", one of torch's loss modules, or a function of (output, target)
+    that returns one value per example, or a `WeightedMean`.  `feature` names a submodule whose
+    output is the feature; "name:input" takes what goes into that submodule instead.  Parameters
+    with requires_grad=False stay out of the vector.
     `augment`, a function (x, key) -> x, changes the batch of every training step.
 
     >>> task = Task(nn.Linear(3, 2))
@@ -89,8 +104,8 @@ class Task:
                 "the module is in evaluation mode: call module.train() first "
                 "(submodules that you put into evaluation mode afterwards stay frozen so)"
             )
-        self.original, self.loss_name, self.loss = module, *_named_loss(loss)
-        default = METRICS if loss == "cross_entropy" else {}
+        self.original, (self.loss_name, self.loss) = module, named_loss(loss, dtype)
+        default = METRICS if self.loss_name == "cross_entropy" else {}
         self.metrics = dict(default if metrics is None else metrics)
         self.feature, self.dtype, self.augment = feature, dtype, augment
         self.seam: Seam | None = None  # how an engine lets layers multiply; None: as torch does
@@ -203,28 +218,28 @@ class Task:
             return batch
         return batch._replace(x=augment_rows(self.augment, batch.x, key))
 
-    def losses(self, value: Tensor, target: Tensor) -> Tensor:
-        """Loss per example, [B]."""
+    def losses(self, value: Tensor, target: Tensor) -> Values:
+        """Loss of every example, with its weight where the loss has some."""
         loss = self.loss(value, target)
-        if loss.ndim == 0 or loss.shape[0] != target.shape[0]:
-            raise TaskError(
-                f"the loss must return one value per example ([{target.shape[0]}] or more "
-                f"dimensions), got shape {tuple(loss.shape)}: use reduction='none'"
-            )
-        return per_example(loss)
+        check_values("the loss", loss, len(target))
+        return loss
+
+    def measured(self, value: Tensor, target: Tensor) -> dict[str, Values]:
+        """Every metric of every example."""
+        found = {n: metric(value, target) for n, metric in self.metrics.items()}
+        for name, values in found.items():
+            check_values(f"metric {name!r}", values, len(target))
+        return found
 
     def mean_loss(self, out: Output, batch: Batch) -> Tensor:
         """Mean loss over the real examples of a batch."""
-        return masked_mean(self.losses(out.value, batch.y), batch.mask)
+        return mean_of(self.losses(out.value, batch.y), batch.mask)
 
     def scores(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         """Mean of each metric over the real examples of a batch."""
         with torch.no_grad():
-            values = {n: metric(out.value, batch.y) for n, metric in self.metrics.items()}
-            for name, value in values.items():
-                if value.ndim == 0 or value.shape[0] != batch.y.shape[0]:
-                    raise TaskError(f"metric {name!r} must return one value per example")
-            return {n: masked_mean(per_example(v), batch.mask) for n, v in values.items()}
+            found = self.measured(out.value, batch.y)
+            return {n: mean_of(v, batch.mask) for n, v in found.items()}
 
     def slice(self, pattern: str) -> Tensor:
         """Mark the parameters whose name matches a shell pattern: a bool vector [P].
@@ -266,14 +281,25 @@ class Task:
         """Move what is not in the vector (frozen parameters, constants) to a device."""
         twin = self.clone()
         twin.module, twin.eval_module = twin.module.to(device), twin.eval_module.to(device)
+        if isinstance(twin.loss, nn.Module):
+            twin.loss = copy.deepcopy(twin.loss).to(device)
         return twin
 
     def outputs(self, x: Tensor) -> int:
         """Count the classes that the module tells apart."""
+        return self._judged(x).shape[1]
+
+    def weighs(self, x: Tensor, y: Tensor) -> bool:
+        """Whether the loss weighs its examples, as it does with this one."""
+        if self.loss_name in LOSSES:
+            return False
+        return isinstance(self.losses(self._judged(x), y), WeightedMean)
+
+    @torch.no_grad()
+    def _judged(self, x: Tensor) -> Tensor:
         w, buffers = self.initial()
-        with torch.no_grad():
-            out = self.forward(w, buffers, x, Pass(None, None, False))
-        return out.value.shape[1]
+        mask = torch.ones(len(x), dtype=torch.bool, device=x.device)
+        return self.forward(w.to(x.device), buffers, x, Pass(mask, None, False)).value
 
     def check(self, x: Tensor, y: Tensor) -> int:
         """Try one small batch and explain what cannot work, before any training.
@@ -283,14 +309,14 @@ class Task:
         w, buffers = self.initial()
         mask = torch.ones(len(x), dtype=torch.bool, device=x.device)
         key = torch.zeros((), dtype=torch.int64, device=x.device)
-        w = w.to(x.device)
+        w, batch = w.to(x.device), Batch(x, y, mask, mask.long())
         plain = torch._C._functorch.maybe_current_level() is None  # else autograd is not at hand
         with torch.enable_grad():
             try:
                 w = w.detach().requires_grad_() if plain else w
                 out = self.forward(w, buffers, x, Pass(mask, key, True))
-                learnable = self.losses(out.value, y).requires_grad or not plain
-                self.scores(out, Batch(x, y, mask, mask.long()))
+                learnable = self.mean_loss(out, batch).requires_grad or not plain
+                self.scores(out, batch)
                 trouble = find_trouble(self.module, x)
             except TaskError:
                 raise
@@ -334,18 +360,6 @@ def buffers_to(buffers: Buffers, device: torch.device | str) -> Buffers:
     return Buffers(buffers.floats.detach().to(device), buffers.counters.to(device))
 
 
-def per_example(values: Tensor) -> Tensor:
-    """Average over everything but the examples: [B, ...] -> [B]."""
-    return values.flatten(1).mean(1) if values.ndim > 1 else values
-
-
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the real rows; 0 if there is none.  Selects, so a NaN in padding is harmless."""
-    m = mask.reshape(mask.shape + (1,) * (values.ndim - mask.ndim))
-    kept = torch.where(m, values, torch.zeros((), dtype=values.dtype, device=values.device))
-    return kept.sum(0) / mask.sum().clamp(min=1)
-
-
 def _check_arguments(module: Any, metrics: Any, feature: Any, augment: Any) -> None:
     if not isinstance(module, nn.Module):
         raise TaskError(f"Task needs an nn.Module, got {module!r}")
@@ -357,25 +371,6 @@ def _check_arguments(module: Any, metrics: Any, feature: Any, augment: Any) -> N
         raise ConfigError(f"Task.feature must be the name of a layer, got {feature!r}")
     if augment is not None and not callable(augment):
         raise ConfigError(f"Task.augment must be a function of (x, key), got {augment!r}")
-
-
-def _named_loss(loss: str | PerExample) -> tuple[str, PerExample]:
-    if isinstance(loss, str):
-        if loss not in LOSSES:
-            raise unknown_name("loss", loss, list(LOSSES), "Task")
-        return loss, LOSSES[loss]
-    if not callable(loss):
-        raise ConfigError(f"Task.loss must be a name or a function of (output, target): {loss!r}")
-    if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
-        if loss.reduction not in ("mean", "none") or getattr(loss, "weight", None) is not None:
-            raise ConfigError(
-                f"Task.loss: {loss} is averaged over examples here; use reduction='mean' without "
-                "class weights, or a function of your own that returns one value per example"
-            )
-        loss = copy.deepcopy(loss)
-        vars(loss)["reduction"] = "none"
-    name = getattr(loss, "__qualname__", type(loss).__qualname__)
-    return name, loss
 
 
 def _advice(x: Tensor) -> str:

@@ -18,8 +18,8 @@ from undrift.core import linear
 from undrift.core.algorithm import Algorithm, Broadcast, Client
 from undrift.core.chain import parameter
 from undrift.core.linear import Descent, take_step
-from undrift.core.losses import LOSSES, METRICS, cross_entropy
-from undrift.core.task import Batch, Task, per_example
+from undrift.core.losses import LOSSES, METRICS, cross_entropy, per_example
+from undrift.core.task import Batch, Task
 from undrift.core.views import Carry
 from undrift.data.spool import Rows
 from undrift.engines.plain import PlainSteps, is_sequence
@@ -268,6 +268,6 @@ def _flattened(shape: torch.Size) -> torch.Size:
     return torch.Size((*shape[:2], math.prod(shape[2:])))
 
 
-def _means(values: Tensor, mask: Tensor, count: Tensor) -> Tensor:
+def _means(values: Any, mask: Tensor, count: Tensor) -> Tensor:
     """Mean over each client's real examples: [C * B, ...] -> [C]."""
     return torch.where(mask, per_example(values).view(mask.shape), 0.0).sum(1) / count

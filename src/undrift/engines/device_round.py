@@ -82,7 +82,8 @@ class DeviceRound:
         self.buffers = Buffers()
         self.loading = Loading(self.crews, shape, self.buffers, self.device, self._room)
         self.data = Examples([engines[i] for i in self.loading.places], shape.clients)
-        self.looks = Looks(self.task, self.data, self.buffers, shape.examples)
+        piece = max(engine.piece for engine in engines)
+        self.looks = Looks(self.task, self.data, self.buffers, shape.examples, piece)
         for g, crew in enumerate(self.crews):
             self.looks.spread(g, crew.group, [engines[i] for i in crew.members], shape.clients)
         self.lanes = self._make_lanes(engines)

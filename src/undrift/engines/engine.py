@@ -9,6 +9,7 @@ Shapes.  C clients of a cohort (in summing order), K local steps, B batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,6 +108,8 @@ class Outcome(NamedTuple):
 
 class Engine:
     """Trains cohorts on one machine; subclasses map the core functions over clients."""
+
+    one_by_one = False  # whether clients train, and are judged, one after the other
 
     def __init__(self, task: Task, federation: Federation, store: ClientStateStore) -> None:
         self.task, self.federation, self.store = task, federation, store
@@ -250,10 +253,19 @@ class Engine:
         x, y = _fetch(self.federation.x, rows, over), _fetch(self.federation.y, rows)
         return Batch(x, y, positions >= 0, positions)
 
+    @cached_property
+    def piece(self) -> int:
+        """Examples that one pass over a client's own data takes at a time.
+
+        A loss that weighs its examples sees all at once: means over pieces have other weights.
+        """
+        one, data = self.federation.members[:1], self.federation
+        return data.max_size if self.task.weighs(data.x[one], data.y[one]) else PIECE
+
     def pieces(self, sizes: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Walk through everybody's own data: (number, positions [C, piece])."""
         longest = int(sizes.max())
-        width = min(PIECE, longest)
+        width = min(self.piece, longest)
         for number, start in enumerate(range(0, longest, width)):
             at = torch.arange(start, start + width, device=self.device)
             inside = at < sizes.to(self.device)[:, None]

@@ -22,7 +22,7 @@ from undrift.core.task import Batch, Task
 from undrift.core.transfer import send
 from undrift.core.tree import EMPTY, Tree, leaves, tree_map
 from undrift.core.views import Carry, key_of
-from undrift.engines.engine import PIECE, Engine, mean_rows
+from undrift.engines.engine import Engine, mean_rows
 from undrift.engines.examples import Examples
 from undrift.engines.fused import Fused
 from undrift.engines.graphs import Buffers, aligned
@@ -37,9 +37,9 @@ HOOKS = ("probe", "review")
 class Looks:
     """Evaluates hooks over everybody's own data."""
 
-    def __init__(self, task: Task, data: Examples, buffers: Buffers, most: int) -> None:
+    def __init__(self, task: Task, data: Examples, buffers: Buffers, most: int, piece: int) -> None:
         self.task, self.data, self.buffers, self.most = task, data, buffers, most
-        self.width = min(PIECE, most)
+        self.width = min(piece, most)
         self.lanes: dict[int, OnLanes] = {}  # of the groups that have some
 
     def spread(self, g: int, group: Group, engines: Sequence[Engine], clients: int) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from undrift.core.losses import shares
 from undrift.core.ops import Pass
 from undrift.core.task import Batch, Task
 from undrift.core.tree import tree_map
@@ -49,7 +50,7 @@ def _check_padding(task: Task, batch: Batch) -> None:
 
     def losses(x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         out = task.forward(w, buffers, x, Pass(mask, key, True))
-        return task.losses(out.value, y)[: len(batch.x)]
+        return torch.stack(shares(task.losses(out.value, y)))[:, : len(batch.x)]
 
     with torch.no_grad():
         x, y = (torch.cat([v, v.flip(0)[:1]]) for v in (batch.x, batch.y))

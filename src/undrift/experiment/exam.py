@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from undrift.core.task import Batch, Buffers, Task, Vec, per_example
+from undrift.core.losses import shares
+from undrift.core.task import Buffers, Task, Vec
 from undrift.errors import DataError
 from undrift.judging import Recorded, forward_seldom
 from undrift.rounds import Fetch, fetched
@@ -74,22 +75,27 @@ class Exam:
 
     def mean(self, name: str, w: Vec, buffers: Buffers) -> Tensor:
         """Give the mean of the loss or of a metric, where the examples are."""
-        return self._marks(w, buffers)[name].mean()
+        return mean(self._marks(w, buffers)[name])
 
     def _marks(self, w: Vec, buffers: Buffers) -> dict[str, Tensor]:
-        """Give every example's loss and metrics."""
+        """Give every example's loss and metrics, and their weights: [2, n] each."""
         starts = range(0, len(self.paper.x), self.batch)
         pieces = [self._some(self.paper, w, buffers, i) for i in starts]
-        return {n: torch.cat([p[n] for p in pieces]).double() for n in pieces[0]}
+        return {n: torch.cat([p[n] for p in pieces], 1) for n in pieces[0]}
 
     def _some(self, paper: Paper, w: Vec, buffers: Buffers, start: int) -> dict[str, Tensor]:
         part = slice(start, start + self.batch)
         x, y = paper.x[part], paper.y[part]
         mask = torch.ones(len(x), dtype=torch.bool, device=self.device)
         out = forward_seldom(self.task, w, buffers, x, mask)
-        seen = Batch(x, y, mask, mask.long())
-        metrics = {n: per_example(m(out.value, seen.y)) for n, m in self.task.metrics.items()}
-        return {"loss": self.task.losses(out.value, y), **metrics}
+        told = {"loss": self.task.losses(out.value, y), **self.task.measured(out.value, y)}
+        return {n: torch.stack([s.double() for s in shares(v)]) for n, v in told.items()}
+
+
+def mean(marks: Tensor) -> Tensor:
+    """Give the mean of marks [2, n]: values, and what they weigh."""
+    values, weights = marks
+    return values.sum() / weights.sum()
 
 
 class Jury:
@@ -119,7 +125,7 @@ class Marks:
     def __init__(self, exam: Exam, values: dict[str, Tensor]) -> None:
         self.exam, self.names = exam, list(values)
         self.main = "accuracy" if "accuracy" in values else "loss"
-        self._means = fetched([v.mean() for v in values.values()])
+        self._means = fetched([mean(v) for v in values.values()])
         self._by_class = bool(exam.paper.classes) and self.main == "accuracy"
         self._by_client = exam.owner is not None
         # classes and clients are counted on the host, in the order of the examples
@@ -133,7 +139,7 @@ class Marks:
             return found
         values = self._each.read()
         if self._by_class:
-            found["per_class"] = by_class(values, self.exam.labels, self.exam.paper.classes)
+            found["per_class"] = by_class(values[0], self.exam.labels, self.exam.paper.classes)
         if self._by_client:
             assert self.exam.owner is not None
             found |= by_client(self.main, values, self.exam.owner, self.exam.paper.clients)
@@ -148,12 +154,12 @@ def by_class(hits: Tensor, labels: Tensor, classes: int) -> list[float | None]:
     return [r / t if t else None for r, t in pairs]
 
 
-def by_client(name: str, values: Tensor, owners: Tensor, clients: int) -> dict[str, float]:
-    """Tell how unequal clients fare; those without a test example do not count."""
+def by_client(name: str, marks: Tensor, owners: Tensor, clients: int) -> dict[str, float]:
+    """Tell how unequal clients fare, by marks [2, n]; those without a test example do not count."""
     kept = owners >= 0
-    owner = owners[kept]
-    total = torch.bincount(owner, minlength=clients)
-    each = torch.bincount(owner, values[kept], minlength=clients)[total > 0]
+    owner, (values, weights) = owners[kept], marks[:, kept]
+    total = torch.bincount(owner, weights, minlength=clients)
+    each = torch.bincount(owner, values, minlength=clients)[total > 0]
     each = each / total[total > 0]
     worst_first = each.sort(descending=name == "loss").values
     tenth = worst_first[: max(1, round(0.1 * len(each)))]

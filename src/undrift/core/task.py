@@ -34,7 +34,7 @@ from undrift.core.ops import (
     read_buffers,
     running,
 )
-from undrift.core.trouble import find_trouble
+from undrift.core.trouble import check_tensors, find_trouble
 from undrift.core.watching import watch
 from undrift.errors import ConfigError, TaskError, unknown_name
 
@@ -104,6 +104,7 @@ class Task:
                 "the module is in evaluation mode: call module.train() first "
                 "(submodules that you put into evaluation mode afterwards stay frozen so)"
             )
+        check_tensors(module)
         self.original, (self.loss_name, self.loss) = module, named_loss(loss, dtype)
         default = METRICS if self.loss_name == "cross_entropy" else {}
         self.metrics = dict(default if metrics is None else metrics)
@@ -113,7 +114,7 @@ class Task:
         self.eval_module = copy.deepcopy(self.module).eval()
         self.draws = augment is not None or draws_anything(self.module)
         named = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
-        if not named:
+        if not any(p.numel() for p in named.values()):
             raise TaskError("the module has no trainable parameter: nothing to learn")
         self.names, self.aliases = tuple(named), _aliases(self.module, named)
         self.shapes = tuple(p.shape for p in named.values())

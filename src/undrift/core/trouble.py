@@ -1,4 +1,4 @@
-"""What would go wrong if a module were trained for many clients at once."""
+"""What would go wrong if a module were trained."""
 
 from __future__ import annotations
 
@@ -9,10 +9,47 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from undrift.core.ops import Pass, running
 from undrift.errors import TaskError
+
+
+# Floating numbers that a task widens to its own precision without losing anything.
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# Whole numbers and flags stay as they are: frozen parameters and buffers may hold them.
+WHOLE = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint16, torch.uint32, torch.uint64),
+)
+
+
+def check_tensors(module: nn.Module) -> None:
+    """Refuse parameters and buffers whose numbers training would lose, all of them at once."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    strange = {name: why for name, t in tensors if (why := _strange(t))}
+    if strange:
+        told = "; ".join(f"{name!r} {why}" for name, why in list(strange.items())[:6])
+        more = f"; and {len(strange) - 6} more" if len(strange) > 6 else ""
+        raise TaskError(
+            f"tensors of the module that cannot be trained with: {told}{more}.  Parameters and "
+            "buffers hold real numbers of 16 to 64 bits, dense, on a device (a complex number is "
+            "two real ones: torch.view_as_real)"
+        )
+
+
+def _strange(t: Tensor) -> str:
+    if is_lazy(t):
+        return ""  # `prepare` says what to do
+    if t.is_meta:
+        return "is on the meta device and has no values: load some first"
+    if t.dtype not in FLOATS and (t.dtype not in WHOLE or t.requires_grad):
+        return f"is {str(t.dtype).removeprefix('torch.')}"
+    dense = t.layout is torch.strided and not t.is_nested
+    if not dense and isinstance(t, nn.Parameter):
+        return f"is stored as {str(t.layout).removeprefix('torch.')}"
+    return ""
 
 
 def find_trouble(module: nn.Module, example_input: Any, *extra: Any) -> list[str]:

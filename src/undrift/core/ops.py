@@ -1,10 +1,10 @@
 """Modules that train many clients at once: some of torch's layers, rewritten.
 
 torch's own BatchNorm counts padded rows and writes its buffers in place, its Dropout depends on the
-order of clients, its LSTM has no batching rule, and its Linear cannot take its step while going
-back.  `prepare` copies a module and exchanges these four, and Conv2d and Sequential, which do what
-torch's do unless the pass has a seam.  They read what they need to know from the `Pass` that is
-running.
+order of clients, its recurrent layers have no batching rule, and its Linear cannot take its step
+while going back.  `prepare` copies a module and exchanges these, and Conv2d and Sequential, which
+do what torch's do unless the pass has a seam.  They read what they need to know from the `Pass`
+that is running.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from undrift.core.dropping import drop
 from undrift.core.linear import Descent, descending_linear
 from undrift.core.lstm import run_lstm
 from undrift.core.normalising import normalised
+from undrift.core.recurrent import run_recurrent
 from undrift.errors import TaskError
 from undrift.kernels.problem import Norm
 
@@ -137,7 +138,7 @@ def draws_anything(module: nn.Module) -> bool:
     """Whether a pass through a prepared module takes random decisions."""
     dropouts = (_dropout_forward, _channel_dropout_forward)
     kinds = [(type(part).forward, part) for part in module.modules()]
-    return any(f in dropouts or (isinstance(p, nn.LSTM) and p.dropout > 0) for f, p in kinds)
+    return any(f in dropouts or (isinstance(p, nn.RNNBase) and p.dropout > 0) for f, p in kinds)
 
 
 def _refuse(part: nn.Module, name: str) -> None:
@@ -249,15 +250,26 @@ def _lstm_forward(
     self: nn.LSTM, input: Tensor | PackedSequence, hx: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Do what nn.LSTM does; the dropout between its layers is keyed."""
+    return run_lstm(self, _unpacked(self, input), hx, lambda x: _drop_between(self, x))
+
+
+def _recurrent_forward(
+    self: nn.RNN | nn.GRU, input: Tensor | PackedSequence, hx: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Do what nn.RNN and nn.GRU do; the dropout between their layers is keyed."""
+    return run_recurrent(self, _unpacked(self, input), hx, lambda x: _drop_between(self, x))
+
+
+def _unpacked(part: nn.RNNBase, input: Tensor | PackedSequence) -> Tensor:
     if isinstance(input, PackedSequence):
         raise TaskError(
-            f"LSTM {_place(self).name!r} got a PackedSequence, which is not supported: "
+            f"{part.mode} {_place(part).name!r} got a PackedSequence, which is not supported: "
             "pass the padded tensor and pick each sequence's last step from the output"
         )
-    return run_lstm(self, input, hx, lambda x: _drop_between(self, x))
+    return input
 
 
-def _drop_between(self: nn.LSTM, x: Tensor) -> Tensor:
+def _drop_between(self: nn.RNNBase, x: Tensor) -> Tensor:
     # Examples first while the elements are counted: [T, B, ...] would count padded rows.
     return _drop(self, x.transpose(0, 1), self.dropout, x.dim()).transpose(0, 1)
 
@@ -298,6 +310,8 @@ FORWARDS: dict[Callable[..., Any], Callable[..., Any]] = {
     nn.Dropout2d.forward: _channel_dropout_forward,
     nn.Dropout3d.forward: _channel_dropout_forward,
     nn.LSTM.forward: _lstm_forward,
+    nn.RNN.forward: _recurrent_forward,
+    nn.GRU.forward: _recurrent_forward,
     nn.Linear.forward: _linear_forward,
     nn.Conv2d.forward: _conv_forward,
     nn.Sequential.forward: _sequence_forward,

@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from undrift.core.ops import Pass, running
 from undrift.errors import TaskError
 
-
 # Floating numbers that a task widens to its own precision without losing anything.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Whole numbers and flags stay as they are: frozen parameters and buffers may hold them.

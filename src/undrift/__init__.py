@@ -1,5 +1,10 @@
 """undrift: federated learning that does not drift."""
 
+from undrift import (
+    safe_path as safe_path,
+)  # before anything that a file of the user's could stand for
+
+# isort: split
 from undrift.comparing import compare
 from undrift.core.algorithm import Algorithm
 from undrift.core.losses import WeightedMean

@@ -12,7 +12,7 @@ from undrift.experiment.events import Listener, Record, RunInfo
 from undrift.experiment.history import main_metric
 from undrift.experiment.pool import run_all
 from undrift.experiment.spec import Experiment, check_apart
-from undrift.report.results import write_results
+from undrift.report.results import Reported, write_results
 
 
 def compare(
@@ -46,7 +46,9 @@ def compare(
     pairs = zip(experiments, histories, strict=True)
     runs = [(e.label, e.seed_number, history) for e, history in pairs]
     comparison = comparison_of(experiments[0].name, runs, goal, metric)
-    write_results(out, comparison, experiments, command or f"undrift report {out}")
+    write_results(
+        out, comparison, [*map(Reported.of, experiments)], command or f"undrift report {out}"
+    )
     return comparison
 
 

@@ -18,6 +18,7 @@ from undrift.core.losses import LOSSES
 from undrift.core.task import Task
 from undrift.data.federation import Federation
 from undrift.data.spool import Rows, Streamed, pieces
+from undrift.own import plain_module
 
 # What lies in a file does not change, and to read all of it takes long.
 _digests: WeakKeyDictionary[Federation, str] = WeakKeyDictionary()
@@ -65,8 +66,8 @@ def _named(value: Any) -> Any:
     if isinstance(value, FunctionType):
         return _function(value)
     if hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    name = f"{type(value).__module__}.{type(value).__qualname__}"
+        return f"{plain_module(value.__module__)}.{value.__qualname__}"
+    name = f"{plain_module(type(value).__module__)}.{type(value).__qualname__}"
     return {"use": name, "settings": _plain(getattr(value, "__dict__", {}))}
 
 

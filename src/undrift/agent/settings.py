@@ -12,7 +12,7 @@ from undrift.core.algorithm import Algorithm
 from undrift.data.checks import check_whole
 from undrift.errors import ConfigError, unknown_name
 from undrift.experiment.names import make
-from undrift.experiment.spec import Experiment, load
+from undrift.experiment.spec import Experiment, Source, load
 from undrift.experiment.tables import override, read_table
 from undrift.rules import Mean, Prox, Scaffold, Steered, Steering
 from undrift.rules.choice import choice
@@ -142,7 +142,7 @@ def load_agent(
     source: str | Path | Mapping[str, Any], changes: Sequence[str] = ()
 ) -> tuple[Experiment, AgentSettings]:
     """Read a file, or a shipped one by its name: the federation to steer, and the agent."""
-    table, stem = (dict(source), "agent") if isinstance(source, Mapping) else _read(source)
+    table, stem, home = _read(source)
     table = override(table, changes)
     if any(change.partition("=")[0].strip() == "rounds" for change in changes):
         raise ConfigError(f"rounds = {table['rounds']!r}: an agent's episodes have agent.rounds")
@@ -159,7 +159,8 @@ def load_agent(
     own = dict(table.pop("algorithm", {}))
     if own.pop("use", "fedrl") != "fedrl":
         raise ConfigError("algorithm.use: an agent steers 'fedrl'; leave it out")
-    found = load({"name": stem, **table, "algorithm": PLACEHOLDER, "label": "agent"})
+    whole = {"name": stem, **table, "algorithm": PLACEHOLDER, "label": "agent"}
+    found = load(Source(whole, home, trusted=True))  # the caller's own file
     if len(found) != 1:
         raise ConfigError("an agent is trained on one experiment: give no lists of values")
     # what it sees and turns is said in [agent]: `steering` is no setting here
@@ -172,10 +173,12 @@ def load_agent(
     return replace(found[0], algorithm=algorithm, rounds=settings.rounds), settings
 
 
-def _read(source: str | Path) -> tuple[dict[str, Any], str]:
+def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str, Path | None]:
+    if isinstance(source, Mapping):
+        return dict(source), "agent", None
     known, path = shipped_agents(), Path(source)
     if str(source) in known:
         path = known[str(source)]
     elif path.suffix != ".toml" and not path.is_file():
         raise unknown_name("agent file or shipped agent", str(source), list(known), "train-agent")
-    return read_table(path), path.stem
+    return read_table(path), path.stem, path.parent.absolute()

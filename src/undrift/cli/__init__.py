@@ -90,9 +90,8 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _set_up() -> None:
-    """Let own modules be found, `kill` stop as Ctrl-C does, and warnings be one line."""
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    """Let `kill` stop as Ctrl-C does, and warnings be one line."""
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # child processes: no current folder on the path
     with suppress(ValueError):  # not in the main thread: somebody else handles signals
         signal.signal(signal.SIGTERM, _stop)
     logging.basicConfig(format="undrift: %(message)s", stream=sys.stderr)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from undrift.cli.common import Commands, printable
+from undrift.cli.common import Commands, add_trust, say
 from undrift.errors import unknown_name
 from undrift.experiment.comparison import aligned
 from undrift.experiment.family import paper_files, paper_settings
@@ -16,8 +16,8 @@ from undrift.experiment.folder import RunFolder, open_run, whole_history
 from undrift.experiment.history import main_metric
 from undrift.experiment.names import parameters, records, sections
 from undrift.experiment.shipped import shipped_experiments
-from undrift.experiment.spec import load
-from undrift.experiment.tables import write_value
+from undrift.experiment.spec import load, read_source
+from undrift.experiment.tables import write_table, write_value
 from undrift.rules.named import catalogue
 
 KINDS = {
@@ -40,6 +40,7 @@ def add_commands(commands: Commands) -> None:
     show.add_argument(
         "changes", nargs="*", default=[], metavar="NAME=VALUE", help="overrides, as for `run`"
     )
+    add_trust(show)
     show.set_defaults(action=do_show)
 
 
@@ -116,12 +117,18 @@ def _default(parameter: inspect.Parameter) -> str:
 
 
 def _show_experiment(chosen: argparse.Namespace) -> int:
-    experiments = load(chosen.name, chosen.changes)
-    print(experiments[0].to_toml(), end="")
+    source = read_source(chosen.name)
+    strangers = [] if chosen.trust else source.strangers(chosen.changes)
+    if strangers:
+        say(f"# as it is written, for reading never imports code of others: {strangers[0]}\n")
+        say(write_table(source.changed(chosen.changes)), end="")
+        return 0
+    experiments = load(source, chosen.changes, trust=True)
+    say(experiments[0].to_toml(), end="")
     if len(experiments) > 1:
-        print(f"\n# and {len(experiments) - 1} more of this sweep:")
+        say(f"\n# and {len(experiments) - 1} more of this sweep:")
         for one in experiments[1:]:
-            print(f"# {one.label}, seed {one.seed_number}")
+            say(f"# {one.label}, seed {one.seed_number}")
     return 0
 
 
@@ -129,9 +136,9 @@ def _show_run(folder: RunFolder) -> int:
     table = open_run(folder.path).table() or {}
     history = whole_history(folder)
     state = "complete" if folder.summary() is not None else "not complete: run it again to go on"
-    label = printable(str(table.get("label")))
-    print(f"{folder.path}: {label}, {len(history)} of {table.get('rounds')} rounds, {state}")
+    label = table.get("label")
+    say(f"{folder.path}: {label}, {len(history)} of {table.get('rounds')} rounds, {state}")
     if len(history):
         metric = main_metric(history)
-        print(f"{metric}: last {history.last(metric):.4f}, best {history.best(metric):.4f}")
+        say(f"{metric}: last {history.last(metric):.4f}, best {history.best(metric):.4f}")
     return 0

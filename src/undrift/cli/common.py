@@ -31,6 +31,16 @@ def add_experiment(made: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="settings by dotted name, e.g. algorithm.lr=0.05; commas or a list make a sweep",
     )
+    add_trust(made)
+
+
+def add_trust(made: argparse.ArgumentParser) -> None:
+    """Add the word without which code that a folder names is not run."""
+    made.add_argument(
+        "--trust",
+        action="store_true",
+        help="import the code that a run's folder names: only where you trust whoever wrote it",
+    )
 
 
 def add_running(made: argparse.ArgumentParser) -> None:
@@ -49,7 +59,7 @@ def add_running(made: argparse.ArgumentParser) -> None:
 
 def load_experiments(chosen: argparse.Namespace, more: Sequence[str] = ()) -> list[Experiment]:
     """Read the experiment with its overrides, sweeps written out."""
-    return load(chosen.experiment, [*chosen.changes, *more])
+    return load(chosen.experiment, [*chosen.changes, *more], trust=chosen.trust or None)
 
 
 def out_folder(chosen: argparse.Namespace, experiments: Sequence[Experiment]) -> Path:
@@ -89,6 +99,11 @@ def printable(text: str) -> str:
     'a\\x1b[31mb'
     """
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
+def say(text: str, end: str = "\n") -> None:
+    """Print what files say: their control characters are shown, not sent to the terminal."""
+    print(printable(text), end=end)
 
 
 def finite(value: str) -> float:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from shlex import quote
 
-from undrift.cli.common import Commands, add_experiment, load_experiments
+from undrift.cli.common import Commands, add_experiment, add_trust, load_experiments
 from undrift.deploy.check import check
 from undrift.deploy.folder import DOOR, PORT, Wanted, init, renew_keys
 from undrift.deploy.local import Local
@@ -40,6 +40,7 @@ def add_commands(commands: Commands) -> None:
             one.add_argument("--seconds", type=float, default=3600.0, help="at most (3600)")
         if name == "check":
             one.add_argument("--port", type=int, default=PORT, help="of the SuperLink")
+            add_trust(one)
 
 
 def do_init(chosen: argparse.Namespace) -> int:
@@ -72,7 +73,7 @@ def do_try(chosen: argparse.Namespace) -> int:
 def do_check(chosen: argparse.Namespace) -> int:
     """Print one line for everything that was looked at; exit code 1 if something is wrong."""
     wrong = 0
-    for finding in check(_project(chosen.folder), chosen.port):
+    for finding in check(_project(chosen.folder), chosen.port, trust=chosen.trust):
         print(finding, flush=True)
         wrong += not finding.good
     return 1 if wrong else 0

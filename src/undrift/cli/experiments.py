@@ -16,6 +16,7 @@ from undrift.cli.common import (
     listening,
     load_experiments,
     out_folder,
+    say,
 )
 from undrift.comparing import compare
 from undrift.data.summary import summarise
@@ -63,7 +64,7 @@ def do_run(chosen: argparse.Namespace) -> int:
     for experiment, history in zip(experiments, histories, strict=True):
         metric = main_metric(history)
         numbers = f"{metric} {history.last(metric):.4g}, best {history.best(metric):.4g}"
-        print(f"{run_folder(out, experiment)}: {len(history)} rounds, {numbers}")
+        say(f"{run_folder(out, experiment)}: {len(history)} rounds, {numbers}")
     return 0
 
 
@@ -83,7 +84,7 @@ def do_compare(chosen: argparse.Namespace) -> int:
             listeners=listeners,
             command=shlex.join(["undrift", *sys.argv[1:]]),
         )
-    print(comparison.text())
+    say(comparison.text())
     print(f"\nTable, curves, partition and page are in {out}: open {out / 'report.html'}")
     return 0
 
@@ -93,7 +94,7 @@ def do_partition(chosen: argparse.Namespace) -> int:
     experiment = load_experiments(chosen)[0]
     dealt = deal(experiment)
     labels = dealt.examples.train_y.numpy()
-    print(summarise(labels, dealt.parts))
+    say(str(summarise(labels, dealt.parts)))
     if chosen.out is not None:
         title = f"{experiment.name}: {type(experiment.partition).__name__}"
         print(draw_partition(labels, dealt.parts, Path(chosen.out), title))

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from undrift.cli.common import Commands, finite
+from undrift.cli.common import Commands, add_trust, finite, say
 from undrift.errors import ConfigError, unknown_name
 from undrift.experiment.comparison import comparison_of
 from undrift.experiment.folder import find_runs, open_run, whole_history
@@ -17,7 +17,7 @@ from undrift.experiment.measure import watched
 from undrift.experiment.spec import Experiment
 from undrift.experiment.tables import override
 from undrift.experiment.world import build
-from undrift.report.results import write_results
+from undrift.report.results import Reported, write_results
 
 
 def add_commands(commands: Commands) -> None:
@@ -31,12 +31,14 @@ def add_commands(commands: Commands) -> None:
         metavar="NAME=VALUE",
         help="judge otherwise, e.g. evaluate.batch=64",
     )
+    add_trust(evaluate)
     evaluate.set_defaults(action=do_evaluate)
     report = commands.add_parser("report", help="write table, pictures and page of a folder anew")
     report.add_argument("folder", metavar="FOLDER", help="a folder with runs in it")
     report.add_argument("--metric", help="the metric to compare (default: test_accuracy)")
     report.add_argument("--target", type=finite, help="rounds until the metric reaches this")
     report.add_argument("--baseline", metavar="LABEL", help="compare the others with this one")
+    add_trust(report)
     report.set_defaults(action=do_report)
 
 
@@ -52,8 +54,9 @@ def do_evaluate(chosen: argparse.Namespace) -> int:
     for change in chosen.changes:
         if not change.startswith(("evaluate.", "engine.device")):
             raise ConfigError(f"{change!r}: only evaluate.* and engine.device may change here")
-    experiment = Experiment.from_table(override(table, chosen.changes))
-    before = Experiment.from_table(table)
+    given = {"trust": chosen.trust, "home": folder.home()}
+    experiment = Experiment.from_table(override(table, chosen.changes), **given)
+    before = Experiment.from_table(table, **given)
     if watched(before.algorithm, experiment.evaluate) != watched(before.algorithm, before.evaluate):
         raise ConfigError(
             f"{chosen.run} did not keep what avg, all and drift need: run it with these "
@@ -62,7 +65,7 @@ def do_evaluate(chosen: argparse.Namespace) -> int:
     world = build(experiment, folder.rows)
     if not world.trainer.load(folder.checkpoint):
         raise ConfigError(f"{chosen.run} has no checkpoint yet: `undrift run` it first")
-    print(f"{table['name']}, {table['label']}, after round {world.trainer.rounds_done}")
+    say(f"{table['name']}, {table['label']}, after round {world.trainer.rounds_done}")
     _show(world.measure.judged(), world.dealt.examples.info.class_names)
     return 0
 
@@ -72,9 +75,9 @@ def _show(found: dict[str, Any], class_names: tuple[str, ...]) -> None:
         if isinstance(value, list):
             names = class_names or tuple(str(i) for i in range(len(value)))
             for one, score in zip(names, value, strict=True):
-                print(f"  {name} {one}: {'-' if score is None else format(score, '.4f')}")
+                say(f"  {name} {one}: {'-' if score is None else format(score, '.4f')}")
         else:
-            print(f"  {name}: {value:.4f}")
+            say(f"  {name}: {value:.4f}")
 
 
 def _check_one(experiments: list[Experiment], folder: Path) -> None:
@@ -100,25 +103,29 @@ def _order(folder: Path, baseline: str | None, labels: list[str]) -> list[str]:
 def do_report(chosen: argparse.Namespace) -> int:
     """Compare all runs of a folder and write the report."""
     folder = Path(chosen.folder)
-    runs, experiments = [], []
+    runs, reported = [], []
     places: dict[tuple[str, int], list[str]] = {}
     for found in find_runs(folder):
-        experiment = Experiment.from_table(found.table() or {})
+        one = Reported.read(found.table() or {}, found.home(), trust=chosen.trust)
+        experiment = one.experiment
         runs.append((experiment.label, experiment.seed_number, whole_history(found)))
-        experiments.append(experiment)
+        reported.append(one)
         places.setdefault(runs[-1][:2], []).append(str(found.path))
     twice = next((paths for paths in places.values() if len(paths) > 1), None)
     if twice is not None:
         raise ConfigError(
             f"{twice[0]} and {twice[1]} have one label and one seed: report them apart"
         )
+    experiments = [one.experiment for one in reported]
     _check_one(experiments, folder)
     if not runs:
         raise ConfigError(f"{folder} holds no run: give the folder that `--out` named")
     target = experiments[0].evaluate.target if chosen.target is None else chosen.target
     order = _order(folder, chosen.baseline, [label for label, _, _ in runs])
     comparison = comparison_of(experiments[0].name, runs, target, chosen.metric, order)
-    print(comparison.text())
+    say(comparison.text())
     command = shlex.join(["undrift", "report", chosen.folder])
-    print("\n" + "\n".join(map(str, write_results(folder, comparison, experiments, command))))
+    say("\n" + "\n".join(map(str, write_results(folder, comparison, reported, command))))
+    if not all(one.dealt for one in reported[:1]):
+        say("their data are code of others, so no picture shows who has them: --trust imports it")
     return 0

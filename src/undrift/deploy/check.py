@@ -34,10 +34,12 @@ class Finding(NamedTuple):
         return f"{'ok ' if self.good else 'BAD'}  {self.text}"
 
 
-def check(place: Path, port: int = PORT, home: Path | None = None) -> Iterator[Finding]:
+def check(
+    place: Path, port: int = PORT, home: Path | None = None, *, trust: bool = False
+) -> Iterator[Finding]:
     """Look at files, at the door, and at every node; the first thing that is missing ends it."""
     try:
-        project = read_project(place / "app" / "silos")
+        project = read_project(place / "app" / "silos", trust=trust)
     except UndriftError as error:
         yield Finding(False, str(error))
         return

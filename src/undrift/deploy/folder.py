@@ -92,7 +92,8 @@ def _federation(experiment: Experiment, wanted: Wanted) -> tuple[int, dict[str, 
     if not 1 <= clients <= 100_000:
         raise ConfigError(f"--clients {clients}: a federation has 1 to 100,000 silos")
     full = next(i for i, part in enumerate(parts) if len(part))
-    example, data = Example.of(Federation.of([share(experiment, full)])), load_data(experiment.data)
+    example = Example.of(Federation.of([share(experiment, full)]))
+    data = load_data(experiment.data, experiment.home)
     x = {"shape": list(example.x_shape), "dtype": str(example.x_dtype).removeprefix("torch.")}
     y = {"shape": list(example.y_shape), "dtype": str(example.y_dtype).removeprefix("torch.")}
     if data.embedding is not None:

@@ -18,8 +18,11 @@ from undrift.version import __version__
 COMMIT = "UNDRIFT_COMMIT"  # names the commit where the source has no git folder
 
 
-def environment(device: torch.device, round: int) -> dict[str, Any]:
-    """Describe versions, machine and command at the start of a run, or where it goes on."""
+def environment(device: torch.device, round: int, home: Path | None = None) -> dict[str, Any]:
+    """Describe versions, machine and command at the start of a run, or where it goes on.
+
+    `home` is the folder of the experiment file, where own parts are looked for.
+    """
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -34,6 +37,7 @@ def environment(device: torch.device, round: int) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": str(device),
         "gpu": gpu,
+        "home": None if home is None else str(home),
     }
 
 

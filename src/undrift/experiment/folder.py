@@ -17,7 +17,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +146,13 @@ class RunFolder:
         starts = past.get("starts", [])
         starts = [*(starts if isinstance(starts, list) else []), dict(environment)]
         self._write_json("environment.json", {"starts": starts})
+
+    def home(self) -> Path | None:
+        """Tell where the experiment file lay, whose folder has the run's own parts."""
+        path = self.path / "environment.json"
+        with suppress(CheckpointError, KeyError, IndexError, TypeError, ValueError):
+            return Path(_parse_json(_read(path), str(path))["starts"][-1]["home"])
+        return None
 
     # -- rounds --------------------------------------------------------------------------------
     def history(self) -> History:

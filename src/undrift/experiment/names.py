@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 import traceback
@@ -14,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from undrift import own
 from undrift import rules as rule_names
 from undrift.core.algorithm import Algorithm
 from undrift.core.rule import Rule
@@ -81,16 +81,14 @@ def _plain(name: str) -> str:
 
 def imported(name: str, place: str) -> Any:
     """Import `package.module:attribute`."""
-    module, _, attribute = name.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-        return found
+        return own.imported(name)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from error
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"{place}: cannot import {name!r} ({error}); it is looked for in the current folder "
-            "and among the installed packages, as package.module:name"
+            "and the experiment's, and among the installed packages, as package.module:name"
         ) from error
     except (Exception, SystemExit) as error:
         raise ConfigError(
@@ -217,7 +215,7 @@ def class_name(kind: type, place: str) -> str:
         for name, known in names.items():
             if known is kind:
                 return name
-    name = f"{kind.__module__}:{kind.__qualname__}"
+    name = f"{own.plain_module(kind.__module__)}:{kind.__qualname__}"
     if "<locals>" in name or kind.__module__ == "__main__":
         raise ConfigError(
             f"{place}: {kind.__qualname__} is defined where an experiment cannot import it from; "

@@ -27,9 +27,14 @@ from undrift.experiment.history import History
 from undrift.experiment.run import ExperimentJob, finished, info_of, run
 from undrift.experiment.spec import Experiment
 from undrift.experiment.world import device_named
+from undrift.safe_path import program_folder, shared_path
 
 log = logging.getLogger("undrift")
 PATIENCE = 30.0  # seconds that workers get to save what they have done
+WORKER = """import sys
+sys.path[:] = sys.argv[1:]  # what the parent can import, its workers can
+from undrift.experiment.worker import main
+sys.exit(main())"""
 
 
 class Task(NamedTuple):
@@ -195,6 +200,7 @@ class Crew:
         self.busy[number] = i
         task = {
             "experiment": self.tasks[i].experiment.to_table(),
+            "home": str(self.tasks[i].experiment.home or program_folder() or ""),
             "folder": str(self.tasks[i].folder),
             "command": sys.argv,
         }
@@ -276,9 +282,7 @@ class Crew:
 
 def _start(threads: int) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    # what this process can import, its workers can
-    environment["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
-    command = [sys.executable, "-m", "undrift.experiment.worker"]
+    command = [sys.executable, "-P", "-c", WORKER, *shared_path()]
     pipe = subprocess.PIPE
     with _deaf_to_ctrl_c():
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)

@@ -99,6 +99,7 @@ class Job:
     label: str
     seed: int
     rounds: int
+    home: Path | None = None  # the folder of the experiment file
 
     def table(self) -> Table:
         """Give everything that decides the run."""
@@ -119,6 +120,7 @@ class ExperimentJob(Job):
         self.experiment = experiment
         self.name, self.label = experiment.name, experiment.label
         self.seed, self.rounds = experiment.seed_number, experiment.rounds
+        self.home = experiment.home
 
     def table(self) -> Table:
         """Give everything that decides the run."""
@@ -273,7 +275,8 @@ class Session:
         folder.begin(job.table())  # only now: what cannot be built leaves nothing behind
         _load(self.trainer, folder)
         self.past = folder.cut(self.trainer.rounds_done)
-        folder.started(environment(self.trainer.engine.device, self.trainer.rounds_done))
+        device = self.trainer.engine.device
+        folder.started(environment(device, self.trainer.rounds_done, job.home))
         self.measure.before = self.trainer.server
         self._saved, self._saved_at = self.trainer.rounds_done, time.monotonic()
 

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from undrift import own
 from undrift.core.algorithm import Algorithm
 from undrift.core.random import Seeds, host_fold
 from undrift.data import Arrival, Everyone, Explicit, Work
@@ -15,6 +16,7 @@ from undrift.data.checks import check_whole
 from undrift.data.partitions import PARTITIONS
 from undrift.errors import ConfigError, unknown_name
 from undrift.experiment.family import setting_table
+from undrift.experiment.folder import RunFolder
 from undrift.experiment.names import (
     SAMPLERS,
     decode_algorithm,
@@ -68,6 +70,7 @@ class Experiment:
     hold: Holding = field(default_factory=Holding)
     arrival: Arrival | None = None
     engine: EngineSettings = field(default_factory=EngineSettings)
+    home: Path | None = field(default=None, compare=False, repr=False)  # where own parts lie
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "data", choice(self.data, "data"))
@@ -103,14 +106,27 @@ class Experiment:
 
     # -- files -------------------------------------------------------------------------------
     @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> Experiment:
-        """Make an experiment from plain tables, without sweeps."""
-        return experiment_from(table)
+    def from_table(
+        cls, table: Mapping[str, Any], *, trust: bool = False, home: Path | None = None
+    ) -> Experiment:
+        """Make an experiment from plain tables, without sweeps.
+
+        Own parts, named as 'package.module:function', are imported from the folder `home` or the
+        current one, which runs their code: only with `trust`.
+        """
+        return experiment_from(table, trust, home)
 
     @classmethod
-    def from_toml(cls, text: str, place: str = "experiment") -> Experiment:
-        """Make an experiment from TOML text, without sweeps."""
-        return cls.from_table(parse_table(text, place))
+    def from_toml(
+        cls,
+        text: str,
+        place: str = "experiment",
+        *,
+        trust: bool = False,
+        home: Path | None = None,
+    ) -> Experiment:
+        """Make an experiment from TOML text, without sweeps, as `from_table` does."""
+        return cls.from_table(parse_table(text, place), trust=trust, home=home)
 
     def to_table(self) -> Table:
         """Give everything as plain tables, the algorithm as a sentence of its parts."""
@@ -122,34 +138,78 @@ class Experiment:
 
 
 def load(
-    path: str | Path | Mapping[str, Any], changes: Sequence[str] = (), **fixed: Any
+    path: str | Path | Mapping[str, Any] | Source,
+    changes: Sequence[str] = (),
+    *,
+    trust: bool | None = None,
+    **fixed: Any,
 ) -> list[Experiment]:
     """Read a file, or the shipped experiment of that name, and write out its sweeps.
+
+    Own parts that it names are imported, which runs their code.  A file is taken for the caller's
+    own unless `trust` says otherwise; a run's folder and plain tables need `trust=True`.
 
     >>> [e.label for e in load("digits", ["rounds=3", "algorithm.use=fedavg,scaffold"])]
     ['fedavg', 'scaffold']
     """
-    if isinstance(changes, str) or not all(isinstance(c, str) for c in changes):
-        raise ConfigError(f"changes are a list of texts such as 'rounds=10', got {changes!r}")
-    if isinstance(path, Mapping):
-        table, stem = dict(path), "experiment"
-    else:
-        table, stem = _read(path)
-    table = {"name": stem, **table, **fixed}
-    made = []
-    for variant in expand(_paths(override(table, changes), Path())):
-        made.append(experiment_from({**variant.table, "label": variant.label}))
+    source = read_source(path)
+    source = source._replace(table={**source.table, **fixed})
+    tables = variants_of(source, changes, source.trusted if trust is None else trust)
+    made = [experiment_from(table, True, source.home) for table in tables]
     check_apart(made)
     return made
 
 
-def _read(path: str | Path) -> tuple[Table, str]:
-    """Read a file, a shipped experiment or a setting of a paper's table: (table, name)."""
+class Source(NamedTuple):
+    """An experiment as it is written: sweeps and names of own parts are still what they are."""
+
+    table: Table
+    home: Path | None  # the folder of its file
+    trusted: bool  # a file that the caller named is the caller's own; a run's folder may not be
+
+    def changed(self, changes: Sequence[str]) -> Table:
+        """Give the table with some values set; paths among them start from the current folder."""
+        return _paths(override(self.table, _checked(changes)), Path())
+
+    def strangers(self, changes: Sequence[str] = ()) -> list[str]:
+        """List the own parts that it names itself; those of `changes` are the caller's word."""
+        said = [
+            name for one in _checked(changes) for name in own.foreign_names(override({}, [one]))
+        ]
+        return [n for n in own.foreign_names(self.changed(changes)) if n not in said]
+
+
+def _checked(changes: Any) -> Sequence[str]:
+    if isinstance(changes, str) or not all(isinstance(c, str) for c in changes):
+        raise ConfigError(f"changes are a list of texts such as 'rounds=10', got {changes!r}")
+    checked: Sequence[str] = changes
+    return checked
+
+
+def read_source(path: str | Path | Mapping[str, Any] | Source) -> Source:
+    """Read a file, a shipped experiment or a setting of a paper's table."""
+    if isinstance(path, Source):
+        return path
+    if isinstance(path, Mapping):
+        return Source({"name": "experiment", **path}, None, trusted=False)
     setting = setting_table(path) if isinstance(path, str) else None
     if setting is not None:
-        return setting, str(path)
+        return Source({"name": str(path), **setting}, None, trusted=True)
     found = find_experiment(path)
-    return _paths(read_table(found), found.parent), found.stem
+    table = {"name": found.stem, **_paths(read_table(found), found.parent)}
+    if Path(path).is_dir():
+        return Source(table, RunFolder(path).home(), trusted=False)
+    return Source(table, found.parent.absolute(), trusted=True)
+
+
+def variants_of(source: Source, changes: Sequence[str] = (), trust: bool = False) -> list[Table]:
+    """Write out the sweeps of a source, as tables; what it may not import is refused."""
+    strangers = source.strangers(changes)
+    if strangers and not trust:
+        raise ConfigError(own.not_trusted(strangers))
+    with own.scope(source.home):
+        found = expand(source.changed(changes))
+    return [{**variant.table, "label": variant.label} for variant in found]
 
 
 def _paths(table: Table, base: Path) -> Table:
@@ -227,8 +287,18 @@ SECTIONS = (
 )
 
 
-def experiment_from(table: Mapping[str, Any]) -> Experiment:
+def experiment_from(
+    table: Mapping[str, Any], trust: bool = False, home: Path | None = None
+) -> Experiment:
     """Make an experiment from plain tables, without sweeps."""
+    found = own.foreign_names(table)
+    if found and not trust:
+        raise ConfigError(own.not_trusted(found))
+    with own.scope(home, trust):
+        return _experiment_from(table, home)
+
+
+def _experiment_from(table: Mapping[str, Any], home: Path | None) -> Experiment:
     for name in table:
         if name not in SECTIONS:
             raise unknown_name("section", name, list(SECTIONS), "experiment")
@@ -253,6 +323,7 @@ def experiment_from(table: Mapping[str, Any]) -> Experiment:
         evaluate=make(Evaluation, _table(table, "evaluate"), "evaluate"),
         hold=make(Holding, _table(table, "hold"), "hold"),
         engine=make(EngineSettings, _table(table, "engine"), "engine"),
+        home=home,
     )
 
 

@@ -85,7 +85,8 @@ def main() -> int:
 def _one(task: dict[str, Any], voice: Voice) -> None:
     try:
         sys.argv = task["command"]  # what environment.json tells
-        experiment = Experiment.from_table(task["experiment"])
+        home = Path(task["home"]) if task["home"] else None
+        experiment = Experiment.from_table(task["experiment"], trust=True, home=home)
         run(experiment, Path(task["folder"]), listeners=[voice])
     except UndriftError as error:
         voice.tell("failed", kind=type(error).__name__, message=str(error))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from undrift import models
+from undrift import models, own
 from undrift.core.task import Task
 from undrift.data import Federation
 from undrift.data.partitions import ByKey, Parts, hold_out, per_client_test
@@ -137,11 +137,11 @@ def device_named(name: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------- data
-def load_data(data: Choice | str) -> Examples:
+def load_data(data: Choice | str, home: Path | None = None) -> Examples:
     """Load the examples that an experiment names; the last ones are kept for the next run."""
     assert isinstance(data, Choice)
     paths = [v for n, v in data.settings if n in ("path", "test_path") and isinstance(v, str)]
-    return _load(data, tuple(map(_stamp, paths)))
+    return _load(data, home, tuple(map(_stamp, paths)))
 
 
 def _stamp(path: str) -> tuple[int, int]:
@@ -154,9 +154,10 @@ def _stamp(path: str) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=2)
-def _load(data: Choice, stamps: tuple[tuple[int, int], ...]) -> Examples:
+def _load(data: Choice, home: Path | None, stamps: tuple[tuple[int, int], ...]) -> Examples:
     table = data.table()
-    function = find(sections()["data"], table.pop("use"), "source", "data.use")
+    with own.scope(home):
+        function = find(sections()["data"], table.pop("use"), "source", "data.use")
     made = make(function, table, f"data {data.use!r}")
     if not isinstance(made, Examples):
         raise ConfigError(f"data.use: {data.use!r} gives {type(made).__name__}, not Examples")
@@ -170,7 +171,7 @@ def _load(data: Choice, stamps: tuple[tuple[int, int], ...]) -> Examples:
 
 def deal(experiment: Experiment) -> Dealt:
     """Deal the examples to clients."""
-    examples = load_data(experiment.data)
+    examples = load_data(experiment.data, experiment.home)
     try:
         return Dealt(
             examples,
@@ -290,7 +291,8 @@ def make_task(experiment: Experiment, examples: Examples) -> Task:
         options["augment"] = augmentation
     choice, seed = experiment.model, experiment.seeds.model
     assert isinstance(choice, Choice)
-    function = find(models.MODELS, choice.use, "model", "model.use")
+    with own.scope(experiment.home):
+        function = find(models.MODELS, choice.use, "model", "model.use")
     given = {n: v for n, v in choice.table().items() if n != "use"}
     given = {**_from_data(function, examples), **given}
     try:
@@ -328,7 +330,8 @@ def _from_data(function: Callable[..., Any], examples: Examples) -> dict[str, An
 def _loss(experiment: Experiment, examples: Examples) -> Any:
     name = experiment.task.loss
     if ":" in name:
-        return imported(name, "task.loss")
+        with own.scope(experiment.home):
+            return imported(name, "task.loss")
     numbers = experiment.task.target == "input" or not examples.classes
     if name == "auto":
         return "mse" if numbers else "cross_entropy"

@@ -96,7 +96,7 @@ def server_app(place: Path | str) -> ServerApp:
 
     def main(grid: Grid, context: Context) -> None:
         _speak()
-        project, folder = read_project(Path(place)), context.run_config.get("folder")
+        project, folder = read_project(Path(place), trust=True), context.run_config.get("folder")
         if not isinstance(folder, str) or not folder:
             raise ConfigError("the run config must name a folder: --run-config 'folder=\"/...\"'")
         carrier = FlowerGrid(grid, project.keys)
@@ -156,7 +156,7 @@ def client_app(place: Path | str) -> ClientApp:
         asked = message.content["ask"]
         common, own = asked["common"].data, asked["own"].data
         try:
-            node = _node(read_project(Path(place)), Path(place), context.node_config)
+            node = _node(read_project(Path(place), trust=True), Path(place), context.node_config)
         except Exception as error:
             log.exception("this node cannot start")
             data = cannot_start(own, error)

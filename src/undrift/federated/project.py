@@ -69,9 +69,9 @@ class Project:
         return make_task(self.experiment, Examples(x, y, x[:0], y[:0], self.classes, info))
 
 
-def read_project(place: Path) -> Project:
-    """Read `experiment.toml` and `federation.toml` in a folder."""
-    experiment = Experiment.from_table(read_table(place / EXPERIMENT))
+def read_project(place: Path, *, trust: bool = False) -> Project:
+    """Read `experiment.toml` and `federation.toml` in a folder; with `trust`, import own parts."""
+    experiment = _experiment(place / EXPERIMENT, trust)
     check_deployable(experiment)
     table = read_table(place / FEDERATION)
     try:
@@ -83,6 +83,10 @@ def read_project(place: Path) -> Project:
             f"{place / FEDERATION}: {type(error).__name__}: {error}; "
             "`undrift deploy init` writes a complete one"
         ) from error
+
+
+def _experiment(path: Path, trust: bool) -> Experiment:
+    return Experiment.from_table(read_table(path), trust=trust, home=path.parent.absolute())
 
 
 def _project(experiment: Experiment, table: dict[str, Any]) -> Project:
@@ -177,7 +181,7 @@ def _function(loader: str) -> Callable[[int, Path], Any]:
 def share(experiment: Path | Experiment, client: int) -> tuple[Tensor, Tensor]:
     """Give the examples that a simulation of the experiment deals to one client."""
     if not isinstance(experiment, Experiment):
-        experiment = Experiment.from_table(read_table(experiment))
+        experiment = _experiment(experiment, trust=True)  # a silo's own loader asks for it
     dealt = deal(experiment)
     if not 0 <= client < len(dealt.parts):
         raise DataError(f"no client {client}: the experiment deals to {len(dealt.parts)}")

@@ -72,7 +72,8 @@ class DeployedJob(Job):
     def _exams(self, coordinator: Coordinator) -> dict[str, Exam]:
         if not self.project.judge:
             return {}
-        examples, settings = load_data(self.project.experiment.data), self.project.experiment
+        settings = self.project.experiment
+        examples = load_data(settings.data, settings.home)
         y = examples.test_x.flatten(1) if settings.task.target == "input" else examples.test_y
         paper = Paper(examples.test_x, y)
         device = coordinator.engine.device

@@ -94,7 +94,7 @@ def _try_group(
         return None
     info: Info | None = None
     try:
-        info = load_data(left[0].experiment.data).info
+        info = load_data(left[0].experiment.data, left[0].experiment.home).info
         _run_group(group, left, info, stop, jobs, listeners)
     except UndriftError as error:
         tasks = group.tasks.items()

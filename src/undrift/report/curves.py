@@ -81,13 +81,18 @@ def look_of(place: int) -> str:
     return f"c{style.colour} d{style.dash}"
 
 
+# a label's dollar signs are no formula, whatever a matplotlibrc in the current folder says
+PLAIN_TEXT: Any = {"text.parse_math": False, "text.usetex": False}
+
+
 def metric_label(metric: str, percent: bool) -> str:
     """Write a metric's name as words.
 
     >>> metric_label("test_accuracy", percent=True)
     'test accuracy (%)'
     """
-    return metric.replace("_", " ") + (" (%)" if percent else "")
+    name = "".join(c if c.isprintable() else "?" for c in metric)  # of a file, maybe a stranger's
+    return name.replace("_", " ") + (" (%)" if percent else "")
 
 
 def short(label: str, longest: int = LONGEST_LABEL) -> str:
@@ -117,8 +122,8 @@ def draw_curves(
             "matplotlib is needed to draw curves: pip install 'undrift[plots]'"
         ) from error
     make_directory(Path(path).parent)
-    # Fixed ids make the same curves the same file; a label's dollar signs are no formula.
-    with matplotlib.rc_context({"svg.hashsalt": "undrift", "text.parse_math": False}):
+    # Fixed ids make the same curves the same file.
+    with matplotlib.rc_context({"svg.hashsalt": "undrift", **PLAIN_TEXT}):
         figure = curves_figure(groups, metric, title=title, target=target)
         return [_save(figure, Path(path), suffix) for suffix in (".png", ".svg")]
 

@@ -19,6 +19,7 @@ from undrift.data.partitions.labels import count_examples, find_classes, is_cont
 from undrift.data.partitions.protocol import Floats, Ids, Labels
 from undrift.data.summary import check_parts, count_table
 from undrift.errors import ConfigError, MissingExtra
+from undrift.report.curves import PLAIN_TEXT
 from undrift.state.disk import make_directory, write_atomically
 
 if TYPE_CHECKING:
@@ -35,27 +36,32 @@ def draw_partition(labels: Labels, parts: Sequence[Ids], path: str | Path, title
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"{target}: the picture's name must end in {', '.join(SUFFIXES)}")
-    figure = partition_figure(labels, parts, title)
-    import matplotlib
-
     # Without a date and with fixed ids, the same partition is the same file.
     fixed = {"Date": None} if target.suffix.lower() == ".svg" else None
     buffer = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "undrift"}):
+    with _matplotlib().rc_context({"svg.hashsalt": "undrift", **PLAIN_TEXT}):
+        figure = partition_figure(labels, parts, title)
         figure.savefig(buffer, format=target.suffix[1:].lower(), dpi=150, metadata=fixed)
     make_directory(target.parent)
     write_atomically(target, [buffer.getvalue()])
     return target
 
 
-def partition_figure(labels: Labels, parts: Sequence[Ids], title: str = "") -> Figure:
-    """Make the picture as a matplotlib figure; targets without classes show sizes only."""
+def _matplotlib() -> Any:
     try:
-        from matplotlib.figure import Figure
+        import matplotlib.figure
     except ImportError as error:
         raise MissingExtra(
             "matplotlib is needed to draw a partition: pip install 'undrift[plots]'"
         ) from error
+    return matplotlib
+
+
+def partition_figure(labels: Labels, parts: Sequence[Ids], title: str = "") -> Figure:
+    """Make the picture as a matplotlib figure; targets without classes show sizes only."""
+    _matplotlib()
+    from matplotlib.figure import Figure
+
     check_parts(parts, count_examples(labels, 1, "partition_figure"))
     sizes = np.array([len(part) for part in parts])
     if is_continuous(labels):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from undrift.data.partitions.labels import find_classes, is_continuous
 from undrift.data.summary import count_table, summarise
@@ -16,8 +16,10 @@ from undrift.experiment.comparison import Comparison, Line
 from undrift.experiment.folder import open_run
 from undrift.experiment.pool import run_folder
 from undrift.experiment.spec import Experiment
+from undrift.experiment.tables import write_table
 from undrift.experiment.world import deal
-from undrift.report.curves import draw_curves
+from undrift.own import foreign_names
+from undrift.report.curves import draw_curves, metric_label
 from undrift.report.page import write_page
 from undrift.report.page_data import Group, Page, Partition, Table, TableRow, groups_from
 from undrift.report.partition_picture import draw_partition
@@ -25,8 +27,45 @@ from undrift.state import disk
 from undrift.version import __version__
 
 
+class Reported(NamedTuple):
+    """A run as a report tells it."""
+
+    experiment: Experiment  # own parts may be exchanged for plain ones: nothing is trained
+    written: str  # as its file says it
+    dealt: bool = True  # whether its data can be dealt again, for their picture
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Reported:
+        """Report an experiment of the caller's own."""
+        return cls(experiment, experiment.to_toml())
+
+    @classmethod
+    def read(
+        cls, table: Mapping[str, Any], home: Path | None = None, *, trust: bool = False
+    ) -> Reported:
+        """Report what a folder says, without importing any code that it names, unless trusted."""
+        if trust or not foreign_names(table):
+            return cls.of(Experiment.from_table(table, trust=trust, home=home))
+        strange = [name for name in PLAIN if foreign_names({name: table.get(name)})]
+        plain = {**table, **{name: PLAIN[name] for name in strange}}
+        dealt = not {"data", "partition"} & set(strange)
+        return cls(Experiment.from_table(plain), write_table(table), dealt)
+
+
+# what stands for own parts where they are only told of
+PLAIN: Mapping[str, Any] = {
+    "data": "digits",
+    "partition": {"use": "iid", "clients": 1},
+    "model": "mlp",
+    "task": {},
+    "algorithm": {"use": "fedavg", "lr": 0.1},
+    "sampler": "everyone",
+    "engine": {},
+}
+
+
 def write_results(
-    out: Path, comparison: Comparison, experiments: Sequence[Experiment], command: str
+    out: Path, comparison: Comparison, runs: Sequence[Reported], command: str
 ) -> list[Path]:
     """Write comparison.md, comparison.json, curves, partition picture and report.html."""
     disk.make_directory(out)
@@ -35,11 +74,11 @@ def write_results(
     groups = _groups(comparison)
     # without matplotlib the page still draws its own; what diverged at once has no curve
     with suppress(MissingExtra, DataError, ConfigError):
-        title = f"{comparison.name}: {comparison.metric.replace('_', ' ')}"
+        title = f"{comparison.name}: {metric_label(comparison.metric, percent=False)}"
         picture, target = out / "curves.png", comparison.target
         made += draw_curves(picture, groups, comparison.metric, title=title, target=target)
-    partition = _partition(out, experiments[0], made)
-    page = _page(comparison, groups, partition, experiments, command, out)
+    partition = _partition(out, runs[0].experiment, made) if runs[0].dealt else None
+    page = _page(comparison, groups, partition, runs, command, out)
     return [*made, write_page(out / "report.html", page)]
 
 
@@ -113,7 +152,7 @@ def _page(
     comparison: Comparison,
     groups: tuple[Group, ...],
     partition: Partition | None,
-    experiments: Sequence[Experiment],
+    runs: Sequence[Reported],
     command: str,
     out: Path,
 ) -> Page:
@@ -126,12 +165,12 @@ def _page(
     return Page(
         title=comparison.name,
         command=command,
-        facts=_facts(experiments, out),
+        facts=_facts(runs, out),
         groups=groups,
         table=table,
         verdict=tuple(comparison.verdict()),
         partition=partition,
-        experiment=experiments[0].to_toml(),
+        experiment=runs[0].written,
         metrics=tuple(ordered),
         targets=targets,
     )
@@ -145,9 +184,9 @@ def _sort(comparison: Comparison, line: Line) -> tuple[float | str | None, ...]:
     return (*made, None if gap is None else gap.mean, None if gap is None else gap.low)
 
 
-def _facts(experiments: Sequence[Experiment], out: Path) -> tuple[tuple[str, str], ...]:
-    first = experiments[0]
-    facts = [("runs", str(len(experiments))), ("rounds", str(first.rounds)),
+def _facts(runs: Sequence[Reported], out: Path) -> tuple[tuple[str, str], ...]:
+    first = runs[0].experiment
+    facts = [("runs", str(len(runs))), ("rounds", str(first.rounds)),
              ("undrift", __version__)]  # fmt: skip
     with suppress(UndriftError, OSError, ValueError, KeyError, IndexError, TypeError):
         # facts are a courtesy

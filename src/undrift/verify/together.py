@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
@@ -19,6 +20,7 @@ def verify_together(only: Sequence[str] = (), processes: int | None = None) -> I
     if count < 2:
         yield from verify(wanted)
         return
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # they start without the current folder
     # spawn: a forked torch may hang on its threads
     fresh = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(

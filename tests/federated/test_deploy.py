@@ -97,7 +97,7 @@ def readable(monkeypatch):
 def test_no_byte_of_a_key_is_ever_in_a_file_that_others_can_read(tmp_path, readable):
     pytest.importorskip("cryptography")
     assert init(tmp_path / "silos") == 0
-    assert readable and not [data for data in readable if b"PRIVATE KEY" in data]
+    assert readable and not [data for data in readable if b"SECRET KEY" in data]
     for name in ("operator", "operator/certificates", *(f"silos/client-{i}" for i in range(3))):
         assert stat.S_IMODE((tmp_path / "silos" / name).stat().st_mode) == 0o700, name
 
@@ -107,7 +107,7 @@ def test_a_secret_does_not_take_over_the_mode_of_a_stray_file(tmp_path):
     stray.write_bytes(b"left by a process of the same number")
     stray.chmod(0o666)
     with stray.open("rb") as reader:  # and whoever has it open reads nothing new
-        disk.write_atomically(tmp_path / "key", [b"secret"], disk.PRIVATE)
+        disk.write_atomically(tmp_path / "key", [b"secret"], disk.SECRET)
         assert b"secret" not in reader.read()
     assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600 and not stray.exists()
 

@@ -80,7 +80,7 @@ MAY_IMPORT = {
     "trackers": {"experiment", "models", "state", "trackers"},
     "papers": {"core", "data", "experiment", "rules", "sources", "state", "papers"},
 }
-EVERYWHERE = {"errors"}
+EVERYWHERE = {"errors", "own"}
 
 
 def imported(path: Path) -> set[str]:

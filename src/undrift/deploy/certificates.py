@@ -126,5 +126,5 @@ def expiry(certificate: Path) -> datetime.datetime:
 
 def write_secret(path: Path, data: bytes) -> None:
     """Write a file that only its owner can read."""
-    disk.make_directory(path.parent, disk.PRIVATE_FOLDER)
-    disk.write_atomically(path, [data], disk.PRIVATE)
+    disk.make_directory(path.parent, disk.SECRET_FOLDER)
+    disk.write_atomically(path, [data], disk.SECRET)

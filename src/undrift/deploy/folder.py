@@ -73,7 +73,7 @@ def init(folder: Path, experiment: Experiment, wanted: Wanted) -> Path:
     try:
         disk.make_directory(place)
         # its keys, and what Flower keeps of messages
-        disk.make_directory(place / "operator", disk.PRIVATE_FOLDER)
+        disk.make_directory(place / "operator", disk.SECRET_FOLDER)
         _write_app(place, experiment)
         _write_silos(place, clients, table, wanted)
         _write_operator(place, wanted)
@@ -160,7 +160,7 @@ def _write_silos(place: Path, clients: int, table: dict[str, Any], wanted: Wante
     authority = None if wanted.insecure else _authority(place, wanted)
     for client in range(clients):
         folder = silo(place, client)
-        disk.make_directory(folder, disk.PRIVATE_FOLDER)  # holds a key, and states of the client
+        disk.make_directory(folder, disk.SECRET_FOLDER)  # holds a key, and states of the client
         x, y = (f"{table[n]['shape']} {table[n]['dtype']}" for n in "xy")
         app = os.path.relpath(place / "app" / "silos", folder)
         loader = templates.LOADER.format(x=x, y=y, client=client, app=app)
@@ -180,7 +180,7 @@ def _authority(place: Path, wanted: Wanted) -> Any:
 
     authority = made.new_authority()
     folder = place / "operator" / "certificates"
-    disk.make_directory(folder, disk.PRIVATE_FOLDER)
+    disk.make_directory(folder, disk.SECRET_FOLDER)
     pem = authority.certificate.public_bytes(made._PEM)
     write_text(folder / "ca.crt", pem.decode())
     made.write_secret(folder / "ca.key", made.private_bytes(authority.key))

@@ -48,7 +48,7 @@ class Local:
         self.port = free_port()
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         config = flower_config(self.place, self.port, self.insecure)
-        disk.make_directory(self.work, disk.PRIVATE_FOLDER)  # logs, and what Flower keeps
+        disk.make_directory(self.work, disk.SECRET_FOLDER)  # logs, and what Flower keeps
         write_text(self.work / "flower" / "config.toml", config)
 
     def environment(self, **more: str) -> dict[str, str]:

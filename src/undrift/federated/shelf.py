@@ -100,9 +100,9 @@ class Shelf:
 
     # -- files -------------------------------------------------------------------------------
     def _write(self, name: str, data: bytes) -> None:
-        disk.make_directory(self.path, disk.PRIVATE_FOLDER)
+        disk.make_directory(self.path, disk.SECRET_FOLDER)
         disk.sweep(self.path)
-        disk.write_atomically(self.path / name, [hashlib.sha256(data).digest(), data], disk.PRIVATE)
+        disk.write_atomically(self.path / name, [hashlib.sha256(data).digest(), data], disk.SECRET)
 
     def _read(self, path: Path) -> bytes:
         try:

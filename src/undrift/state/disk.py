@@ -16,7 +16,7 @@ from undrift.errors import CheckpointError
 Bytes = bytes | bytearray | memoryview
 
 TEMPORARY = ".tmp-"
-PRIVATE, PRIVATE_FOLDER = 0o600, 0o700  # modes of a secret: nobody but its owner may read it
+SECRET, SECRET_FOLDER = 0o600, 0o700  # modes of a secret: nobody but its owner may read it
 
 _os_open = os.open
 _os_write = os.write
@@ -142,9 +142,9 @@ def write_atomically(path: Path, chunks: Iterable[Bytes], mode: int = 0o666) -> 
 
 def _write_synced(path: Path, chunks: Iterable[Bytes], mode: int) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    if mode == PRIVATE:
+    if mode == SECRET:
         remove(path)  # a stray file of this name would keep its own mode, and its readers
-    fd = _os_open(path, flags | (os.O_EXCL if mode == PRIVATE else os.O_TRUNC), mode)
+    fd = _os_open(path, flags | (os.O_EXCL if mode == SECRET else os.O_TRUNC), mode)
     try:
         for chunk in chunks:
             write_all(fd, chunk)

@@ -97,7 +97,8 @@ def test_a_cell(client: str, server: str) -> None:
             letters["c"], own = c, {i: {"c_i": c_i[i]} for i in ids}
         told.append(Told(x, models, mean_of(models, by_size=True), letters, own))
     adaptive = {} if server == "sgd" else {"server_lr": RATE, "tau": TAU}
-    algorithm = fl.comfed(client, server, mu=MU, local=HEAVY, **adaptive)
+    pull = {"mu": MU} if client == "prox" else {}
+    algorithm = fl.comfed(client, server, local=HEAVY, **pull, **adaptive)
     check(algorithm, told, SOME, order)
 
 

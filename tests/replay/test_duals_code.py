@@ -131,7 +131,8 @@ def test_feddyn_solved_exactly(by_size: bool) -> None:
     ]
     x, h, own = torch.zeros(4).double(), 0, dict.fromkeys(range(N), torch.zeros(4).double())
     first = {"weight": torch.zeros(1, 3), "bias": torch.zeros(1)}
-    algorithm = fl.feddyn(alpha=alpha, by_size=by_size, solver="exact", local=SGD)
+    decay = fl.sgd(weight_decay=DECAY)
+    algorithm = fl.feddyn(alpha=alpha, by_size=by_size, solver="exact", local=decay)
     found = replay(nn.Linear(3, 1), sets, algorithm, SOME, steps=1, loss="mse", initial=first)
     for moment, ids in zip(found, SOME, strict=True):
         models = []

@@ -82,7 +82,7 @@ def test_moon(stored: int, pool: str) -> None:
         snapshots = [*snapshots, keep(nets)][-stored:]
         x = mean_of(models, by_size=True)
         told.append(Told(x, models, x))
-    kind = "participations" if pool == "own" else "rounds"
+    kind = "participations" if pool == "own" or stored == 1 else "rounds"  # of one: the same
     algorithm = fl.moon(mu=mu, temperature=t, stored=stored, pool=kind, local=HEAVY)
     check(algorithm, told, SOME, order, **FEATURE)
 

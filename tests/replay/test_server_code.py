@@ -255,15 +255,11 @@ def test_mime(lite: bool, base: str) -> None:
         told.append(Told(x, models, average, dict(zip("mv", state, strict=True))))
         if base in ("sgdm", "trace"):
             told[-1].letters.pop("v")
-    algorithm = (fl.mimelite if lite else fl.mime)(
-        beta=BETA,
-        base={"corrected": "adam"}.get(base, base),
-        beta2=B2,
-        eps=EPS,
-        bias_correction=base == "corrected",
-        server_lr=eta_s,
-        local=SGD,
-    )
+    name, adam = base, {}
+    if base in ("adam", "corrected"):
+        name, adam = "adam", {"beta2": B2, "eps": EPS, "bias_correction": base == "corrected"}
+    build = fl.mimelite if lite else fl.mime
+    algorithm = build(beta=BETA, base=name, server_lr=eta_s, local=SGD, **adam)
     check(algorithm, told, SOME, order)
 
 

@@ -47,19 +47,27 @@ def test_the_base_rate_matters_only_while_rates_fall(mlp):
 def test_correcting_after_the_step_matters_only_under_momentum(mlp):
     for local, compare, limit in ((SGD, below, 1e-12), (HEAVY, above, 1e-4)):
         mine = local_of(local)
-        found = trained(mlp, fl.scaffold(correction="post_step", local=mine))
-        compare("post step", gap(found, trained(mlp, fl.scaffold(local=mine))), limit)
+        algo = fl.scaffold(local=mine)
+        found = trained(mlp, with_rule(algo, compat.ScaffoldPostStep()))
+        compare("post step", gap(found, trained(mlp, algo)), limit)
     trained(mlp, fl.scaffold(correction="post_step", by_size=True, local=local_of(RMSPROP)))
+
+
+AFTER_THE_STEP = {
+    "persistent": compat.ScaffoldPostStepGradient,
+    "fresh": compat.ScaffoldFreshPostStep,
+}
 
 
 @pytest.mark.parametrize("mode", ["persistent", "fresh"])
 def test_comfeds_scaffold_after_the_step(mlp, mode):
     for local, compare, limit in ((SGD, below, 1e-12), (HEAVY, above, 1e-4)):
-        both = [
-            trained(mlp, fl.comfed("scaf", mode=mode, correction=c, local=local_of(local)))
-            for c in ("gradient", "post_step")
-        ]
-        compare(f"{mode}, after the step", gap(*both), limit)
+        algo = fl.comfed("scaf", mode=mode, local=local_of(local))
+        after = with_rule(algo, AFTER_THE_STEP[mode]())
+        compare(f"{mode}, after the step", gap(*(trained(mlp, a) for a in (algo, after))), limit)
+        if local is HEAVY:
+            named = fl.comfed("scaf", mode=mode, correction="post_step", local=local_of(local))
+            assert named == after
 
 
 @pytest.mark.parametrize("mode", ["persistent", "fresh"])
@@ -121,8 +129,9 @@ def test_unbalanced_scaffold_matters_only_for_unequal_sizes(mlp):
 def test_a_pull_after_clipping_matters_only_under_clipping(mlp):
     for local, compare, limit in ((SGD, below, 1e-12), (CLIPPED, above, 1e-4)):
         mine = local_of(local)
-        found = trained(mlp, fl.feddyn(alpha=0.3, clip_prox=False, local=mine))
-        compare("clip_prox", gap(found, trained(mlp, fl.feddyn(alpha=0.3, local=mine))), limit)
+        algo = fl.feddyn(alpha=0.3, local=mine)
+        found = trained(mlp, with_rule(algo, compat.FedDynUnclipped(0.3)))
+        compare("clip_prox", gap(found, trained(mlp, algo)), limit)
 
 
 def test_clip_prox_by_hand(mlp):

@@ -30,11 +30,11 @@ def slow(name: str) -> Any:
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "scaffold, option I": {"option": "I"},
-    "scaffold, post_step": {"correction": "post_step"},
+    "scaffold, post_step": {"correction": "post_step", "local": fl.HeavyBall(0.1)},
     "scaffold, unbalanced": {"correction": "unbalanced"},
     "scaffold_m, printed": {"printed_decay": True},
     "feddyn, by size": {"by_size": True},
-    "feddyn, unclipped": {"by_size": True, "clip_prox": False},
+    "feddyn, unclipped": {"by_size": True, "clip_prox": False, "local": fl.Sgd(clip=1.0)},
     "adabest, unbalanced": {"mu": 0.3, "unbalanced": True},
     "fedvra, 1/N": {"by_size": False},
     "fedvra, cohort": {"by_size": False, "d": "cohort"},

@@ -191,7 +191,7 @@ def test_rules_compose_with_everything(mlp):
         fl.mime(base="adam", bias_correction=True),
         fl.moon(stored=3, pool="rounds"),
         fl.adabest(patience=20, unbalanced=True),
-        fl.feddyn(clip_prox=False),
+        fl.feddyn(clip_prox=False, local=fl.sgd(0.1, clip=1.0)),
         fl.comfed("scaf", "yogi", local_momentum="fedadc", b=0.5),
         fl.comfed("prox", "adam", local_momentum="mimelite", scale=True, by_size=False),
         fl.feddyn(solver="exact", by_size=True),
@@ -203,7 +203,9 @@ def test_rules_compose_with_everything(mlp):
         fl.vrlsgd(correction="post_step", buffers="average", local=fl.HeavyBall()),
         fl.fedvra(gamma=0.1, a=[[0.5, 0.4], [0.3, 0.2]], d=[[1.0, 1.5], [2.0, 2.5]]),
         fl.fednova(mu=0.1, gmf=0.5, tau_eff="steps", local=fl.sgd([0.1, 0.05], 0.9)),
-        fl.scaffold(correction="unbalanced", scaffold_base_lr=True),
+        fl.scaffold(
+            correction="unbalanced", scaffold_base_lr=True, local=fl.sgd(0.1, lr_decay=0.9)
+        ),
         fl.scaffold_m(printed_decay=True),
         fl.rfedavg_plus(include_self=True, single_batch=8, by_size=False),
         fl.mimelite(base="trace"),

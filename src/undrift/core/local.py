@@ -14,8 +14,10 @@ from torch import Tensor
 
 from undrift.core.task import Vec
 from undrift.core.transfer import table
-from undrift.core.tree import EMPTY, Tree, number, part, record, static
+from undrift.core.tree import EMPTY, Tree, number, part, record, refuse_unused, static
 from undrift.errors import ConfigError
+
+CLIP_EPS = 1e-6  # torch's clip_grad_norm_
 
 
 @record
@@ -108,7 +110,7 @@ class Sgd:
     lr: float = number(default=0.1, low=0)
     weight_decay: float = number(default=0.0, low=0)
     clip: float | None = number(default=None, low=0, ends="()")
-    clip_eps: float = number(default=1e-6, low=0)  # 0: a norm of exactly `clip`
+    clip_eps: float = number(default=CLIP_EPS, low=0)  # 0: a norm of exactly `clip`
     schedule: Schedule = part(default_factory=Schedule)
 
     def __post_init__(self) -> None:
@@ -117,6 +119,8 @@ class Sgd:
                 f"{type(self).__name__}.schedule must be a schedule such as Exponential(0.998), "
                 f"got {self.schedule!r}"
             )
+        if self.clip is None:
+            refuse_unused(type(self), "there is no clip, so give one", clip_eps=self.clip_eps)
 
     def init(self, w: Vec) -> Tree:
         """State for one round (C3)."""

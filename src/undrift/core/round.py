@@ -22,7 +22,7 @@ from torch.func import grad_and_value
 
 from undrift.core import tree
 from undrift.core.algorithm import Algorithm, Broadcast, Client, Report, Row
-from undrift.core.local import local_step
+from undrift.core.local import CLIP_EPS, local_step
 from undrift.core.ops import Pass
 from undrift.core.rule import ClientView, Rule, overrides
 from undrift.core.task import Batch, Buffers, Output, Task, Vec
@@ -302,7 +302,7 @@ def _impulse_step(algo: Algorithm, views: list[ClientView], carry: Carry, lr: An
     for rule, view in shown:
         g = rule.direction(g, view)
     # clipping is left out: it has no coefficients; weight decay belongs to the gradient
-    plain = tree.replace(algo.local, clip=None, weight_decay=0.0)
+    plain = tree.replace(algo.local, clip=None, clip_eps=CLIP_EPS, weight_decay=0.0)
     scalar, optimizer = local_step(plain, scalar, g, optimizer, lr)
     for rule, view in shown:
         scalar = rule.after_step(scalar, view)

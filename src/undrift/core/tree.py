@@ -8,6 +8,7 @@ stacked over experiments) and whose `static` fields belong to the structure.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -58,6 +59,14 @@ def check_fields(record: Any) -> None:
         value, limits = getattr(record, f.name), f.metadata.get("range")
         if limits is not None and not (value is None and f.default is None):
             _check_number(f"{type(record).__name__}.{f.name}", value, *limits)
+
+
+def refuse_unused(owner: Callable[..., Any], why: str, **given: Any) -> None:
+    """Refuse settings that are not at their defaults where nothing reads them."""
+    usual = inspect.signature(owner).parameters
+    for name, value in given.items():
+        if not isinstance(value, Tensor) and value != usual[name].default:
+            raise ConfigError(f"{owner.__name__}: {name} = {value!r} changes nothing: {why}")
 
 
 def _check_number(name: str, value: Any, low: float, high: float, ends: str) -> None:

@@ -144,8 +144,8 @@ class Engine:
         if not algo.needs_path or not work.ids:
             return
         one = work.part(slice(0, 1))
-        one = one._replace(steps=torch.ones_like(one.steps))  # a rule may divide by them
         broadcast, clients = self._probed(algo, server, one)
+        clients = clients._replace(steps=torch.ones_like(clients.steps))  # a rule may divide by it
         batch = self.batch(one.info.id, one.order.new_zeros(1, 1))
         check_path(algo, self.task, broadcast, *tree_map(lambda v: v[0], (clients, batch)))
 

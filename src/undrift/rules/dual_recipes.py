@@ -19,8 +19,9 @@ from undrift.rules.compat import (
     FedPdAlone,
     VrlPostStep,
 )
+from undrift.rules.compat.optimizers import need_state
 from undrift.rules.duals import FedAdmm, FedDc, FedDyn, FedDynExact, FedPd, VrlSgd
-from undrift.rules.local import local_of
+from undrift.rules.local import local_of, need_falling_rate, need_more_than_sgd
 from undrift.rules.server import Step
 
 UNIFORM = Mean(by_size=False)
@@ -47,11 +48,17 @@ def feddyn(
     if solver == "exact" and (half_pull or not clip_prox):
         raise ConfigError("feddyn: an exact solver has no clip_prox and no half_pull; use 'sgd'")
     rule: Rule = (FedDynHalf if half_pull else FedDyn)(alpha, by_size)
+    chosen = local_of(lr, local)
     if not clip_prox:
+        if chosen.clip is None:
+            raise ConfigError(
+                "feddyn: clip_prox = False changes nothing without a clip: leave it out, or give "
+                "one, e.g. local=sgd(0.1, clip=10.0)"
+            )
         rule = FedDynUnclipped(alpha, by_size, half_pull)
     if solver == "exact":
         rule = FedDynExact(alpha, by_size)
-    return Algorithm((rule,), local_of(lr, local), UNIFORM)
+    return Algorithm((rule,), chosen, UNIFORM)
 
 
 def feddc(
@@ -69,6 +76,8 @@ def feddc(
     """
     chosen = local_of(lr, local)
     rule: Rule = FedDc(alpha)
+    if scaffold_base_lr:
+        need_falling_rate("feddc: scaffold_base_lr = True", chosen)
     if steps is not None or scaffold_base_lr:
         rule = FedDcConstant(alpha, chosen.lr if scaffold_base_lr else None, steps)
     return Algorithm((rule,), chosen, UNIFORM)
@@ -131,5 +140,9 @@ def vrlsgd(
     kinds: dict[str, Callable[[], Rule]] = {"gradient": VrlSgd, "post_step": VrlPostStep}
     rule = choice("correction", correction, kinds, "vrlsgd")()
     chosen = local_of(lr, local)
+    if correction == "post_step":
+        need_more_than_sgd("vrlsgd: correction = 'post_step'", chosen)
+    if buffers == "average":
+        need_state("vrlsgd: buffers = 'average'", chosen)
     kept: dict[str, tuple[Rule, ...]] = {"reset": (), "average": (AverageOptimizer(chosen),)}
     return Algorithm((rule, *choice("buffers", buffers, kept, "vrlsgd")), chosen, UNIFORM)

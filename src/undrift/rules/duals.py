@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.func import jacrev
 
-from undrift.core.local import Schedule
+from undrift.core.local import Schedule, Sgd
 from undrift.core.rule import ClientView, Lineup, Rule, ServerView, Sizes, overrides
 from undrift.core.task import Vec
 from undrift.core.together import moves
-from undrift.core.tree import EMPTY, Tree, number, record, static
+from undrift.core.tree import EMPTY, Tree, number, record, refuse_unused, static
 from undrift.errors import ConfigError
 from undrift.rules.claims import DUALS, VARIATES
 from undrift.rules.client import mean_after
@@ -64,13 +64,14 @@ class FedDynExact(FedDyn):
     """FedDyn whose local problem is solved at once, for quadratic losses and few parameters.
 
     One Newton step from x: y = x - (A + alpha I)^-1 (grad f_i(x) - h_i), A the curvature at x of
-    all own data; exact where A is constant.  Whatever the local optimizer does is replaced.
+    all own data; exact where A is constant.  Of the local optimizer only weight decay is left.
     """
 
     alpha: float = number(default=0.01, low=0, ends="()")
 
     def check_beside(self, algorithm: Any) -> None:
         need_own_steps(self, algorithm, "solves its problem at once")
+        need_no_steps(self, algorithm.local)
 
     def probe(self, view: ClientView) -> Tree:
         return view.grad_at(view.w0), jacrev(view.grad_at)(view.w0)
@@ -95,6 +96,14 @@ def need_own_steps(rule: Any, algorithm: Any, why: str) -> None:
             f"a client of {type(rule).__name__} {why}, so that {type(others[0]).__name__} would "
             "be wrong about its local steps: leave one of them out"
         )
+
+
+def need_no_steps(rule: Any, local: Sgd) -> None:
+    """Refuse settings of local steps, of which weight decay alone is part of the local problem."""
+    why = f"{type(rule).__name__} (solver = 'exact') solves the local problem at once"
+    if type(local) is not Sgd or type(local.schedule) is not Schedule:
+        raise ConfigError(f"local = {local!r}: {why}, so only its weight decay can matter")
+    refuse_unused(Sgd, why, lr=local.lr, clip=local.clip)
 
 
 class AdmmState(NamedTuple):

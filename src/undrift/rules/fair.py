@@ -28,8 +28,8 @@ class QFair(Aggregate):
     def check(self, lineup: Lineup) -> None:
         if self.one_step and bool((lineup.steps != 1).any()):
             raise ConfigError(
-                f"q-FedSGD takes one local step, but a client takes {int(lineup.steps.max())}: "
-                "use Work(steps=1, batch=None), or qfedavg"
+                "q-FedSGD (one_step = True) takes one local step, but a client takes "
+                f"{int(lineup.steps.max())}: use Work(steps=1, batch=None), or qfedavg"
             )
 
     def weight(self, view: ClientView) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from undrift.core.rule import ClientInfo, ClientView, Rule, ServerView, Sizes
 from undrift.core.task import Output, Vec, masked_mean
 from undrift.core.transfer import table
-from undrift.core.tree import Tree, number, record, static
+from undrift.core.tree import Tree, number, record, refuse_unused, static
 from undrift.rules.contrast import features_of, need_features
 from undrift.rules.private import FeatureNoise, noisy_mean
 
@@ -39,6 +39,9 @@ class RFedAvg(Rule):
     strength: float = number(default=1e-4, low=0)
     noise: FeatureNoise | None = None
     batch: Any = static(default=None)
+
+    def __post_init__(self) -> None:
+        check_means(self)
 
     def init_server(self, w: Vec, sizes: Sizes) -> Tree:
         return empty_table(self, w, sizes)
@@ -81,6 +84,9 @@ class RFedAvgPlus(Rule):
     include_self: bool = static(default=False)
     batch: Any = static(default=None)
 
+    def __post_init__(self) -> None:
+        check_means(self)
+
     def init_server(self, w: Vec, sizes: Sizes) -> Tree:
         return empty_table(self, w, sizes)
 
@@ -104,6 +110,13 @@ class RFedAvgPlusAll(RFedAvgPlus):
     """rFedAvg+ as printed: after every round everybody, sampled or not, looks at the new model."""
 
     refresh: ClassVar[str] = "all"
+
+
+def check_means(rule: Any) -> None:
+    """Refuse means of some examples under noise, which is accounted for means over all."""
+    if rule.noise is not None:
+        why = "noise is accounted for means over all own examples"
+        refuse_unused(type(rule), why, batch=rule.batch)
 
 
 def empty_table(rule: Rule, w: Vec, sizes: Sizes) -> Means:

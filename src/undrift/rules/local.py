@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from undrift.core.local import Exponential, HeavyBall, Listed, Nesterov, Sgd
+from undrift.core.local import Exponential, HeavyBall, Listed, Nesterov, Schedule, Sgd
 from undrift.errors import ConfigError
 
 
@@ -44,6 +44,24 @@ def _scheduled(lr: Any, decay: float | None) -> tuple[float, dict[str, Any]]:
     if decay is not None or not lr or not lr[0]:
         raise ConfigError(f"sgd(lr={lr!r}): a list starts above 0 and has no lr_decay beside it")
     return float(lr[0]), {"schedule": Listed(tuple(rate / lr[0] for rate in lr))}
+
+
+def need_more_than_sgd(place: str, local: Sgd) -> None:
+    """Refuse a form that plain SGD without a clip cannot tell from the paper's."""
+    if type(local) is Sgd and local.clip is None:
+        raise ConfigError(
+            f"{place} changes nothing for plain SGD without clip: leave it out, or give a local "
+            "optimizer with momentum, moments or a clip"
+        )
+
+
+def need_falling_rate(place: str, local: Sgd) -> None:
+    """Refuse a choice between the round's learning rate and the first one where they agree."""
+    if type(local.schedule) is Schedule:
+        raise ConfigError(
+            f"{place} changes nothing while the learning rate stays: leave it out, or give a "
+            "schedule, e.g. local=sgd(0.1, lr_decay=0.998)"
+        )
 
 
 def local_of(lr: float | None, local: Sgd | None) -> Sgd:

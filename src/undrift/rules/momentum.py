@@ -13,7 +13,7 @@ from undrift.core.task import Vec
 from undrift.core.tree import EMPTY, Tree, number, record, static
 from undrift.errors import ConfigError
 from undrift.rules.claims import MOMENTUM
-from undrift.rules.server import SECOND_MOMENTS
+from undrift.rules.server import SECOND_MOMENTS, no_decay
 
 
 @record
@@ -143,6 +143,10 @@ class MomentumScaled(MomentumMix):
     beta2: float = number(default=0.99, low=0, high=1)
     tau: float = number(default=1e-3, low=0, ends="()")
     v0: float = number(default=0.0, low=0)
+
+    def __post_init__(self) -> None:
+        if self.kind == "adagrad":
+            no_decay(self)
 
     def init_server(self, w: Vec, sizes: Sizes) -> Tree:
         return Scaled(torch.zeros_like(w), w.new_ones(()), torch.zeros_like(w) + self.v0)

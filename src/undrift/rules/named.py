@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from undrift.core.algorithm import Algorithm
 from undrift.core.local import HeavyBall, Sgd
 from undrift.core.rule import Aggregate, Mean, Rule
+from undrift.core.tree import refuse_unused
 from undrift.errors import ConfigError, unknown_name
 from undrift.rules.aggregate import Nova
 from undrift.rules.choice import choice
@@ -30,7 +31,7 @@ from undrift.rules.compat import (
     ScaffoldPostStepGradient,
     ScaffoldUnbalanced,
 )
-from undrift.rules.local import local_of
+from undrift.rules.local import local_of, need_falling_rate, need_more_than_sgd
 from undrift.rules.momentum import MomentumAdd, MomentumMix, MomentumScaled, SlowMo
 from undrift.rules.recipes import (
     adabest,
@@ -121,9 +122,10 @@ def scaffold(
     (`scaffold_base_lr`).  All three are option II.
     """
     chosen = local_of(lr, local)
+    if option == "I" and (scaffold_base_lr or correction in ("post_step", "unbalanced")):
+        what = f"correction = {correction!r} and scaffold_base_lr = {scaffold_base_lr}"
+        raise ConfigError(f"scaffold: {what} belong to option II, got option = {option!r}")
     rule = _scaffold_of_code(correction, chosen, scaffold_base_lr, c_weights == "size")
-    if rule is not None and option != "II":
-        raise ConfigError(f"scaffold: only option II divides by K lr, got option {option!r}")
     if rule is None:
         rule = scaffold_rule(option, "persistent", c_weights)
     return Algorithm((rule,), chosen, Mean(by_size), Step(server_lr))
@@ -131,14 +133,20 @@ def scaffold(
 
 def _scaffold_of_code(correction: str, local: Sgd, base: bool, c_by_size: bool) -> Rule | None:
     """Choose among other people's forms; None is the paper's."""
+    if base:
+        need_falling_rate("scaffold: scaffold_base_lr = True", local)
     if correction == "gradient":
         return ScaffoldBaseLr(c_by_size, local.lr) if base else None
     if correction not in ("post_step", "unbalanced"):
         known = ["gradient", "post_step", "unbalanced"]
         raise unknown_name("correction", correction, known, "scaffold")
     if c_by_size or (base and correction == "post_step"):
-        raise ConfigError(f"scaffold: {correction} has uniform weights of c and the round's own lr")
+        raise ConfigError(
+            f"scaffold: correction = {correction!r} has uniform weights of c and, after the step, "
+            "the round's own lr: leave c_weights and scaffold_base_lr out"
+        )
     if correction == "post_step":
+        need_more_than_sgd("scaffold: correction = 'post_step'", local)
         return ScaffoldPostStep()
     return ScaffoldUnbalanced(lr=local.lr if base else None)
 
@@ -175,10 +183,15 @@ def fednova(
     }
     aggregate = choice("tau_eff", tau_eff, kinds, "fednova")
     if not by_size and tau_eff != "path":
-        raise ConfigError(f"fednova: tau_eff {tau_eff!r} is weighted by size in that code")
+        raise ConfigError(
+            f"fednova: tau_eff = {tau_eff!r} is weighted by size in that code: leave by_size out"
+        )
+    chosen = local_of(lr, local)
+    if tau_eff == "steps" and mu is None:
+        need_more_than_sgd("fednova: tau_eff = 'steps' without mu", chosen)
     rules = () if mu is None else (Prox(mu),)
     server = SlowMo(gmf) if gmf else Rule()
-    return Algorithm(rules, local_of(lr, local), aggregate(), server)
+    return Algorithm(rules, chosen, aggregate(), server)
 
 
 def fedavgm(
@@ -277,19 +290,34 @@ def comfed(
         "prox": (Prox(mu),),
         "scaf": (scaffold_rule(option, mode, c_weights, correction),),
     }
+    local = _comfed_local(lr, local)
+    if client == "scaf" and correction == "post_step":
+        need_more_than_sgd("comfed: correction = 'post_step'", local)
+    scaf = {"option": option, "mode": mode, "c_weights": c_weights, "correction": correction}
+    _check_client(client, mu, scaf)
     aggregates: dict[str, Aggregate] = {"nova": Nova(by_size)}
     if server == "sgd" and adaptive:
         raise ConfigError(f"comfed: server 'sgd' has no {', '.join(adaptive)}; use an adaptive one")
     settings = {"beta1": 0.9, "beta2": 0.99, "tau": COMFED_TAU.get(server), **adaptive}
     taken = _comfed_momentum(local_momentum, b, settings["beta1"])
+    if not taken:
+        refuse_unused(comfed, "local_momentum is 'none'", b=b)
     if scale:
         taken = _scaled(taken, server, settings)
     return Algorithm(
         (*rules.get(client, ()), *taken),
-        _comfed_local(lr, local),
+        local,
         aggregates.get(client, Mean(by_size)),
         _comfed_server(server, server_lr, settings),
     )
+
+
+def _check_client(client: str, mu: float, scaf: dict[str, Any]) -> None:
+    """Refuse settings of another client mechanism."""
+    if client != "prox":
+        refuse_unused(comfed, f"client {client!r} has no pull", mu=mu)
+    if client != "scaf":
+        refuse_unused(comfed, f"client {client!r} has no control variates", **scaf)
 
 
 def _comfed_local(lr: float | None, local: Sgd | None) -> Sgd:

@@ -74,7 +74,7 @@ class Steering:
         plain = all(type(v) in (int, float) and 0 < v <= 1 for v in far)
         if len(far) != len(self.knobs) or not plain:
             raise PolicyError(
-                f"Steering.reach = {reach!r}: give one number in (0, 1] for each of "
+                f"Steering.reach = {reach!r}: give one number in (0, 1] for each of the knobs "
                 f"{', '.join(self.knobs)}"
             )
         object.__setattr__(self, "reach", tuple(float(v) for v in far))

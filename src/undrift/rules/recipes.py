@@ -8,12 +8,13 @@ from typing import Any, Literal
 from undrift.core.algorithm import Algorithm
 from undrift.core.local import Sgd
 from undrift.core.rule import Mean, Rule
-from undrift.core.tree import replace
+from undrift.core.tree import refuse_unused, replace
 from undrift.errors import ConfigError, unknown_name
 from undrift.rules.adabest import AdaBest
 from undrift.rules.choice import choice
 from undrift.rules.client import Prox, Scaffold
 from undrift.rules.compat import AverageOptimizer, KeepOptimizer, MoonRounds, QFairFree
+from undrift.rules.compat.optimizers import need_state
 from undrift.rules.contrast import Moon
 from undrift.rules.dual_recipes import UNIFORM, fedadmm, feddc, feddyn, fedpd, vrlsgd
 from undrift.rules.fair import QFair
@@ -194,6 +195,8 @@ def slowmo(
 ) -> Algorithm:
     """SlowMo (Wang et al. 2020): uniform weights; `buffers` are the local optimizer's."""
     chosen = local_of(lr, local)
+    if buffers in ("keep", "average"):
+        need_state(f"slowmo: buffers = {buffers!r}", chosen)
     kinds: dict[str, tuple[Rule, ...]] = {
         "reset": (),
         "keep": (KeepOptimizer(chosen),),
@@ -234,7 +237,8 @@ def mime(
 
     `base` "trace" is momentum as a sum, g + beta m, as in fedjax.
     """
-    rule = Mime(_base(base, beta, beta2, eps, bias_correction))
+    adam = {"beta2": beta2, "eps": eps, "bias_correction": bias_correction}
+    rule = Mime(_base(mime, base, beta, **adam))
     return Algorithm((rule,), local_of(lr, local), server=Step(server_lr))
 
 
@@ -250,17 +254,21 @@ def mimelite(
     local: Sgd | None = None,
 ) -> Algorithm:
     """MimeLite (Karimireddy et al. 2021): as `mime`, without the second exchange."""
-    rule = MimeLite(_base(base, beta, beta2, eps, bias_correction))
+    adam = {"beta2": beta2, "eps": eps, "bias_correction": bias_correction}
+    rule = MimeLite(_base(mimelite, base, beta, **adam))
     return Algorithm((rule,), local_of(lr, local), server=Step(server_lr))
 
 
-def _base(name: str, beta: float, beta2: float, eps: float, corrected: bool) -> Any:
+def _base(owner: Callable[..., Any], name: str, beta: float, **adam: Any) -> Any:
     bases: dict[str, Callable[[], Any]] = {
         "sgdm": lambda: Ema(beta),
         "trace": lambda: Trace(beta),
-        "adam": lambda: EmaAdam(beta, beta2, eps, corrected),
+        "adam": lambda: EmaAdam(beta, **adam),
     }
-    return choice("base", name, bases, "mime")()
+    made = choice("base", name, bases, owner.__name__)()
+    if name != "adam":
+        refuse_unused(owner, f"base {name!r} has one moment, 'adam' has two", **adam)
+    return made
 
 
 def fedamsgrad(
@@ -296,6 +304,8 @@ def fedrl(
     """
     clients: dict[str, tuple[Rule, ...]] = {"sgd": (), "prox": (Prox(mu),), "scaf": (Scaffold(),)}
     own = choice("client", client, clients, "fedrl")
+    if client != "prox":
+        refuse_unused(fedrl, f"client {client!r} has no pull", mu=mu)
     chosen = policy if isinstance(policy, Policy) else policy_named(policy)
     rule = Steered(chosen, server_lr, alpha1, alpha2, tau, pca, chosen.agent.steering)
     return Algorithm((*own, rule), local_of(lr, local), UNIFORM)

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from undrift.core.local import Schedule
+from undrift.core.local import Listed, Schedule
 from undrift.core.rule import Rule, ServerView, Sizes
 from undrift.core.task import Vec
-from undrift.core.tree import EMPTY, Tree, number, part, record, static
-from undrift.errors import ConfigError
+from undrift.core.tree import EMPTY, Tree, number, part, record, refuse_unused, static
 
 
 @record
@@ -20,6 +19,10 @@ class Step(Rule):
 
     lr: float = number(default=1.0, low=0)
     schedule: Schedule = part(default_factory=Schedule)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.schedule, Listed):
+            refuse_unused(Listed, "a server takes one step a round", steps=self.schedule.steps)
 
     def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
         lr = self.lr * self.schedule.factor(view.round, torch.zeros_like(view.round))
@@ -84,6 +87,12 @@ def standard_correction(t: Any, beta1: Any, beta2: Any) -> tuple[Any, Any]:
     return 1 / (1 - beta1**t), 1 / (1 - beta2**t)
 
 
+def no_decay(rule: Any, **settings: Any) -> None:
+    """Refuse what acts on a second moment that fades."""
+    why = f"with kind = {rule.kind!r} v is a sum, which does not fade and has no bias"
+    refuse_unused(type(rule), why, beta2=rule.beta2, **settings)
+
+
 SECOND_MOMENTS = {"adam": adam, "adagrad": adagrad, "yogi": yogi, "amsgrad": adam}
 CORRECTIONS = {
     "none": no_correction,
@@ -111,8 +120,8 @@ class Adaptive(Rule):
     eps_inside: bool = static(default=False)
 
     def __post_init__(self) -> None:
-        if self.kind == "adagrad" and self.bias_correction != "none":
-            raise ConfigError("Adaptive.bias_correction: Adagrad's v is a sum and has no bias")
+        if self.kind == "adagrad":
+            no_decay(self, bias_correction=self.bias_correction)
 
     def init_server(self, w: Vec, sizes: Sizes) -> Tree:
         m, v = torch.zeros_like(w), torch.zeros_like(w) + self.v0

@@ -7,7 +7,7 @@ from typing import Any
 
 from undrift.core.rule import ClientView
 from undrift.core.task import Vec
-from undrift.core.tree import EMPTY, Tree, number, record
+from undrift.core.tree import EMPTY, Tree, number, record, refuse_unused
 from undrift.rules.adabest import AdaBest, Drift
 from undrift.rules.vra import PerRound, at
 
@@ -36,6 +36,10 @@ class AdaBestFedsim(AdaBest):
 
     epochs: float = number(default=5.0, low=0, ends="()")
 
+    def __post_init__(self) -> None:
+        if not self.unbalanced:
+            refuse_unused(type(self), "nbar is read with unbalanced=True", epochs=self.epochs)
+
     def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
         t, processed = view.round + 1, self.epochs * view.size
         h_i = view.mine.h / (t - view.mine.last) + delta
@@ -52,6 +56,9 @@ class AdaBestInTurn(AdaBest):
     """
 
     nbar: Any = 1.0
+
+    def __post_init__(self) -> None:
+        refuse_unused(type(self), "nbar is given", unbalanced=self.unbalanced)
 
     def direction(self, g: Vec, view: ClientView) -> Vec:
         nbar = at(self.nbar, view.client, view.round)

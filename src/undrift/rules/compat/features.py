@@ -11,6 +11,7 @@ from torch import Tensor
 from undrift.core.rule import ClientView, Rule, Sizes
 from undrift.core.task import Output, Vec
 from undrift.core.tree import EMPTY, Tree, number, record, static
+from undrift.errors import ConfigError
 from undrift.rules.contrast import Pool, check_counts, contrast, features_of, need_features
 from undrift.rules.features import batch_mean, mean_of_some
 
@@ -110,6 +111,11 @@ class MoonRounds(Rule):
 
     def __post_init__(self) -> None:
         check_counts(self, stored=1)
+        if self.stored == 1:
+            raise ConfigError(
+                "MoonRounds.stored = 1 (pool = 'rounds'): of one model the last round's is the "
+                "last participation's, so keep at least 2, or use Moon (pool = 'participations')"
+            )
 
     def init_client(self, w: Vec, sizes: Sizes) -> Tree:
         need_features(self, sizes)

@@ -11,7 +11,7 @@ from undrift.core.random import fold, uniform
 from undrift.core.rule import ClientView, ServerView, Sizes
 from undrift.core.task import Vec
 from undrift.core.transfer import table
-from undrift.core.tree import EMPTY, Tree, number, record, static
+from undrift.core.tree import EMPTY, Tree, number, record, refuse_unused, static
 from undrift.rules.duals import FedPd, need_own_steps
 
 
@@ -35,6 +35,10 @@ class FedPdAlone(FedPd):
     skip: float = number(default=0.0, low=0, high=1)
     exchanges: tuple[int, ...] | None = static(default=None)
     own_start: bool = static(default=True)
+
+    def __post_init__(self) -> None:
+        if self.exchanges is not None:
+            refuse_unused(type(self), "exchanges lists the rounds that exchange", skip=self.skip)
 
     def init_client(self, w: Vec, sizes: Sizes) -> Tree:
         return PdState(w.clone(), w.clone(), torch.zeros_like(w), w.new_zeros(()))

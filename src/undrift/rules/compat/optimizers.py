@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from undrift.core.algorithm import Algorithm
 from undrift.core.local import HeavyBall
 from undrift.core.rule import ClientView, Rule, ServerView, Sizes
 from undrift.core.task import Vec
-from undrift.core.tree import EMPTY, Tree, part, record, replace, tree_map
+from undrift.core.tree import EMPTY, Tree, leaves, part, record, replace, tree_map
 from undrift.errors import ConfigError
 
 
@@ -19,7 +21,7 @@ class KeepOptimizer(Rule):
     local: Any = part(default_factory=HeavyBall)
 
     def check_beside(self, algorithm: Any) -> None:
-        need_same_kind(self, algorithm.local)
+        need_same(self, algorithm.local)
 
     def init_client(self, w: Vec, sizes: Sizes) -> Tree:
         return self.local.init(w)
@@ -38,7 +40,7 @@ class AverageOptimizer(Rule):
     local: Any = part(default_factory=HeavyBall)
 
     def check_beside(self, algorithm: Any) -> None:
-        need_same_kind(self, algorithm.local)
+        need_same(self, algorithm.local)
 
     def init_server(self, w: Vec, sizes: Sizes) -> Tree:
         return self.local.init(w)
@@ -56,11 +58,21 @@ class AverageOptimizer(Rule):
         return update, tree_map(lambda v: v / view.count, view.upload)
 
 
-def need_same_kind(rule: Any, local: Any) -> None:
-    """Refuse to keep the state of another local optimizer."""
-    if type(rule.local) is not type(local):
-        name = type(rule).__name__
+def need_same(rule: Any, local: Any) -> None:
+    """Refuse to keep the state of another local optimizer, or of one that has none."""
+    name = type(rule).__name__
+    if rule.local != local:
         raise ConfigError(f"{name}.local = {rule.local!r} must be the algorithm's local optimizer")
+    need_state(f"{name}.local = {local!r}", local)
+
+
+def need_state(place: str, local: Any) -> None:
+    """Refuse a local optimizer that keeps nothing from one local step to the next."""
+    if not leaves(local.init(torch.zeros(1))):
+        raise ConfigError(
+            f"{place}: {type(local).__name__} keeps nothing between local steps, so that nothing "
+            "lives on: give a local optimizer with momentum or moments, such as HeavyBall"
+        )
 
 
 def keep_client_opt(algorithm: Algorithm) -> Algorithm:

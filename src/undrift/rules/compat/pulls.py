@@ -13,7 +13,7 @@ from undrift.core.tree import EMPTY, Tree, number, record, static
 from undrift.errors import ConfigError
 from undrift.rules.claims import DUALS, MOMENTUM
 from undrift.rules.client import Prox, mean_after
-from undrift.rules.compat.scaffold import length_of
+from undrift.rules.compat.scaffold import check_length, length_of
 from undrift.rules.duals import (
     AdmmState,
     DriftState,
@@ -136,6 +136,9 @@ class FedDcConstant(FedDc):
     lr: float | None = number(default=None, low=0, ends="()")
     steps: float | None = number(default=None, low=0, ends="()")
     by_path: bool = static(default=True)
+
+    def __post_init__(self) -> None:
+        check_length(self)
 
     def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
         r = view.size / view.client.mean_size

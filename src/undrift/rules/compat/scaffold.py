@@ -8,7 +8,7 @@ import torch
 
 from undrift.core.rule import ClientView, Rule, ServerView, Sizes
 from undrift.core.task import Vec
-from undrift.core.tree import Tree, number, record, static
+from undrift.core.tree import Tree, number, record, refuse_unused, static
 from undrift.rules.claims import VARIATES
 from undrift.rules.client import Scaffold, ScaffoldFresh, ScaffoldM, mean_after, weighed
 
@@ -36,9 +36,18 @@ class ScaffoldBaseLr(Scaffold):
     steps: float | None = number(default=None, low=0, ends="()")
     by_path: bool = static(default=True)
 
+    def __post_init__(self) -> None:
+        check_length(self)
+
     def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
         change = view.lost / length_of(self, view) - view.broadcast
         return delta, view.mine + change, weighed(change, view, self.c_by_size)
+
+
+def check_length(rule: Any) -> None:
+    """Refuse a choice between ||a_i||_1 and K_i where neither is read."""
+    if rule.steps is not None:
+        refuse_unused(type(rule), "steps stands for everybody's K", by_path=rule.by_path)
 
 
 def length_of(rule: Any, view: ClientView) -> Any:
@@ -112,6 +121,11 @@ class ScaffoldUnbalanced(Scaffold):
     lr: float | None = number(default=None, low=0, ends="()")
     steps: float | None = number(default=None, low=0, ends="()")
     by_path: bool = static(default=True)
+
+    def __post_init__(self) -> None:
+        check_length(self)
+        why = "c moves by sum r_i dc_i / N, as in that code"
+        refuse_unused(type(self), why, c_by_size=self.c_by_size)
 
     def direction(self, g: Vec, view: ClientView) -> Vec:
         return g + (view.broadcast * view.client.mean_size / view.size - view.mine)

@@ -22,6 +22,8 @@ from undrift.core.tree import record, static
 from undrift.data.checks import check_whole
 from undrift.errors import ConfigError, unknown_name
 
+AT_ONCE = 2**18  # positions that are shuffled at a time
+
 Range = int | tuple[int, int]  # a number, or the ends of a uniform draw per client and round
 Last = Literal["keep", "drop", "bootstrap", "full"]
 LASTS = ["keep", "drop", "bootstrap", "full"]
@@ -159,14 +161,15 @@ class Work:
         num_steps = _most(steps)
         # One step more than needed: where the unused batches of every epoch are written to.
         order = torch.full((len(ids), num_steps + 1, self.slots), -1, device=device)
-        for epoch, who in enumerate(_active(steps, per_epoch)):
+        for epochs, who in _active(steps, per_epoch):
             width = -(-_most(sizes[who]) // self.slots) * self.slots
-            key = (round, send(ids[who], device), epoch)
-            count = torch.arange(width, device=device)
-            slots = self._epoch(seed, key, send(sizes[who], device), count)
-            batches = slots.view(len(who), -1, self.slots)
-            place = _places(epoch, steps[who], per_epoch[who], batches.shape[1], num_steps)
-            order[send(who, device)[:, None], send(place, device)] = batches
+            for some in epochs.split(max(1, AT_ONCE // (len(who) * width))):
+                key = (round, send(ids[who, None], device), send(some, device))
+                count = torch.arange(width, device=device)
+                slots = self._epoch(seed, key, send(sizes[who, None], device), count)
+                batches = slots.view(len(who), -1, self.slots)
+                place = _places(some, steps[who], per_epoch[who], width // self.slots, num_steps)
+                order[send(who, device)[:, None], send(place, device)] = batches
         return Plan(order[:, :num_steps].contiguous(), steps)
 
     def room(self, sizes: Tensor) -> Room:
@@ -211,11 +214,11 @@ class Work:
     def _epoch(
         self, seed: int | Tensor, key: tuple[Word, ...], sizes: Tensor, slots: Tensor
     ) -> Tensor:
-        """Shuffle each client's examples into the slots of one epoch: [C, W]."""
+        """Shuffle each client's examples into the slots of an epoch: [..., W]."""
         order = permutation(fold(seed, "batches", *key), sizes, len(slots), slots)
         if self.last != "bootstrap":
             return order
-        again = integers(fold(seed, "bootstrap", *key)[:, None], slots, 0, sizes[:, None])
+        again = integers(fold(seed, "bootstrap", *key)[..., None], slots, 0, sizes[..., None])
         return torch.where(order < 0, again, order)
 
 
@@ -236,20 +239,23 @@ def _most(counts: Tensor) -> int:
     return int(counts.max()) if len(counts) else 0
 
 
-def _active(steps: Tensor, per_epoch: Tensor) -> Iterator[Tensor]:
-    """List, epoch after epoch, the places of the clients that still have steps to take."""
-    epoch = 0
-    while len(who := (steps > epoch * per_epoch).nonzero().flatten()):
-        yield who
-        epoch += 1
+def _active(steps: Tensor, per_epoch: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """List epochs in which the same clients still have steps to take, and their places."""
+    epochs, first = -(-steps // per_epoch.clamp(min=1)), 0
+    for last in epochs[epochs > 0].unique().tolist():
+        yield torch.arange(first, last), (epochs > first).nonzero().flatten()
+        first = last
 
 
-def _places(epoch: int, steps: Tensor, per_epoch: Tensor, width: int, spare: int) -> Tensor:
-    """Tell at which step [C, W / B] each batch of an epoch is taken; unused ones go to `spare`."""
-    slot = torch.arange(width)
-    place = epoch * per_epoch[:, None] + slot
-    used = (slot < per_epoch[:, None]) & (place < steps[:, None])
-    return torch.where(used, place, spare)
+def _places(epochs: Tensor, steps: Tensor, per_epoch: Tensor, batches: int, spare: int) -> Tensor:
+    """Tell at which step [C, E * batches] each batch of some epochs is taken.
+
+    Unused ones go to `spare`.
+    """
+    slot, per_epoch = torch.arange(batches), per_epoch[:, None, None]
+    place = epochs[:, None] * per_epoch + slot
+    used = (slot < per_epoch) & (place < steps[:, None, None])
+    return torch.where(used, place, spare).flatten(1)
 
 
 def _full(sizes: Tensor, steps: Tensor, device: torch.device) -> Plan:

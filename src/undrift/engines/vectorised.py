@@ -13,16 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
 from undrift import native
 from undrift.core.algorithm import Algorithm, Broadcast, Client, Report, Row, Server
-from undrift.core.round import (
-    client_begin,
-    client_finish,
-    client_start,
-    measure,
-)
 from undrift.core.rule import Sizes
 from undrift.core.task import Batch, Task
 from undrift.core.tree import Tree, leaves, tree_map
@@ -55,11 +48,13 @@ from undrift.engines.native_steps import fits as loops_fit
 from undrift.engines.plain import PlainSteps, is_plain, is_sequence
 from undrift.engines.reference import Reference
 from undrift.engines.seams import Ways, seam_for, seam_plan, use_seam_plan
-from undrift.engines.steps import GeneralSteps, Steps
+from undrift.engines.steps import Steps
 from undrift.engines.trial import check_vectorises
 from undrift.engines.turns import Done, Shape, Turn
 from undrift.engines.workers import in_order, limited
 from undrift.errors import ConfigError, TaskError, UndriftError
+from undrift.program.client_half import ClientHalf
+from undrift.program.programs import Programs
 from undrift.state.store import ClientStateStore
 
 log = logging.getLogger("undrift")
@@ -105,7 +100,7 @@ class Vectorised(Engine):
         self._decided = False
         self._threads: int | None = None  # of torch's own, while clients train; None: as they are
         self._crew: list[Vectorised] = []
-        self._workspace = Workspace()  # of a worker
+        self._workspace, self._programs = Workspace(), Programs()  # of a worker
         self._paths: dict[bool, Steps] = {}  # of one round, by whether a chunk has several clients
         if self.device.type == "cpu":
             keep_freed_memory()
@@ -326,6 +321,7 @@ class Vectorised(Engine):
             worker = copy.copy(self)
             worker.task = self.task.clone() if self._crew else self.task
             worker._workspace, worker._paths = Workspace(), {}
+            worker._programs = Programs()
             self._crew.append(worker)
         return self._crew
 
@@ -343,12 +339,15 @@ class Vectorised(Engine):
         back = by_steps.argsort().to(self.device)
         work = work.part(by_steps).ordered()
         clients = _take(clients, by_steps.to(self.device))
-        clients = self._begin(algo, broadcast, clients, work)
+        half = self._half(algo, broadcast)
+        for number, positions in self.pieces(work.sizes) if algo.uses("begin") else ():
+            batch = self.batch(work.info.id, positions)
+            clients = half.begin(clients, batch, self.step_number(number))
         carry = self._steps(algo, broadcast, clients, work)
         if algo.uses("review"):
-            review = self._measure("review", algo, broadcast, clients, carry, work)
+            review = self._measure("review", half, clients, carry, work)
             clients = clients._replace(review=review)
-        done = vmap(lambda c, s: client_finish(algo, self.task, broadcast, c, s))(clients, carry)
+        done = half.finish(clients, carry)
         done = apart((carry.w,), done)  # the next chunk may have this memory
         result: tuple[tuple[Tree, ...], Report, Row] = _take(done, back)
         return result
@@ -358,13 +357,18 @@ class Vectorised(Engine):
     ) -> Carry:
         """Take all local steps; the prefix of clients that still train shrinks."""
         path = self._path(algo, broadcast, together=len(work.ids) > 1)
+        where = self.federation.rows(work.info.id, work.order)
         if isinstance(path, NativeSteps):
-            where = self.federation.rows(work.info.id, work.order)
             return path.take_all(clients, where, work.order, work.steps)
-        carry, finished = path.start(clients), []
         # by steps: what one reads lies together
-        order = work.order.movedim(1, 0).contiguous()
-        rows = self.federation.rows(work.info.id, work.order).movedim(1, 0).contiguous()
+        order, rows = (v.movedim(1, 0).contiguous() for v in (work.order, where))
+        if isinstance(path, ClientHalf):
+
+            def fetch(k: int, live: int) -> Batch:
+                return self._step_batch(rows[k, :live], order[k, :live], None)
+
+            return path.take_steps(clients, work.steps.tolist(), fetch)
+        carry, finished = path.start(clients), []
         for k in range(int(work.steps.max())):
             live = int((work.steps > k).sum())
             if live < len(carry.w):
@@ -387,10 +391,14 @@ class Vectorised(Engine):
         # 1.5x on a CPU: pooling and convolutions like their channels last
         return batch._replace(x=batch.x[0].contiguous(memory_format=torch.channels_last)[None])
 
-    def _path(self, algo: Algorithm, broadcast: Broadcast, together: bool) -> Steps:
+    def _half(self, algo: Algorithm, broadcast: Broadcast) -> ClientHalf:
+        self._programs.renew(self.task)
+        return ClientHalf(self.task, algo, broadcast, self._programs)
+
+    def _path(self, algo: Algorithm, broadcast: Broadcast, together: bool) -> Steps | ClientHalf:
         on_cpu = self.device.type == "cpu"
         if not (self.in_place and on_cpu and is_plain(algo)):
-            return GeneralSteps(self.task, algo, broadcast)
+            return self._half(algo, broadcast)
         if together not in self._paths:
             self._paths[together] = self._plain_path(algo, broadcast, together)
         return self._paths[together]
@@ -403,46 +411,24 @@ class Vectorised(Engine):
             return NativeSteps(self.task, algo, broadcast, room, data)
         return DenseSteps(self.task, algo, broadcast, room)
 
-    def _begin(
-        self, algo: Algorithm, broadcast: Broadcast, clients: Client, work: Assignment
-    ) -> Client:
-        def begin(client: Client, batch: Any, k: Tensor) -> Client:
-            return client_begin(algo, self.task, broadcast, client, batch, k)
-
-        for number, positions in self.pieces(work.sizes) if algo.uses("begin") else ():
-            batch = self.batch(work.info.id, positions)
-            clients = vmap(begin, in_dims=(0, 0, None))(clients, batch, self.step_number(number))
-        return clients
-
     def measure_clients(
         self, hook: str, algo: Algorithm, broadcast: Broadcast, clients: Client, work: Assignment
     ) -> tuple[Tree, ...]:
         """Evaluate a hook for a chunk of clients at a time."""
-        found = []
+        half, found = self._half(algo, broadcast), []
         for part in self._chunks(algo, work):
             some = _rows(clients, part)
-            carry = vmap(lambda c: client_start(algo, self.task, broadcast, c))(some)
-            found.append(self._measure(hook, algo, broadcast, some, carry, work.part(part)))
+            found.append(self._measure(hook, half, some, half.start(some), work.part(part)))
         joined: tuple[Tree, ...] = join(*found)
         return joined
 
     def _measure(
-        self,
-        hook: str,
-        algo: Algorithm,
-        broadcast: Broadcast,
-        clients: Client,
-        carry: Carry,
-        work: Assignment,
+        self, hook: str, half: ClientHalf, clients: Client, carry: Carry, work: Assignment
     ) -> tuple[Tree, ...]:
-        def look(client: Client, state: Carry, batch: Any, k: Tensor) -> tuple[Tree, ...]:
-            return measure(hook, algo, self.task, broadcast, client, state, batch, k)
-
         total: Any = None
         for number, positions in self.pieces(work.sizes):
             batch = self.batch(work.info.id, positions)
-            at = self.step_number(number)
-            some = vmap(look, in_dims=(0, 0, 0, None))(clients, carry, batch, at)
+            some = half.measure(hook, clients, carry, batch, self.step_number(number))
             total = some if total is None else tree_map(lambda a, b: a + b, total, some)
         mean: tuple[Tree, ...] = mean_rows(total, clients.info.size)
         return mean

@@ -93,7 +93,7 @@ class Fleet:
         found = self._runner_for(opened).run(turns)
         finished = []
         for trainer, one, turn, done in zip(self.trainers, opened, turns, found, strict=True):
-            server, outcome = _engine(trainer).take(turn, done)
+            server, outcome = _engine(trainer).take(trainer.algorithm, turn, done)
             finished.append(trainer.finished(one, server, outcome))
         # all or nobody: whoever falls back takes the round again
         return [take() for take in finished]

@@ -27,6 +27,7 @@ log = logging.getLogger("undrift")
 Numbers = NDArray[np.float64]
 
 TOGETHER = 32  # rounds of trainers that are read as one
+LONG = 1000.0  # times the median change of a cohort: longer ones are worth a warning
 
 
 class RoundResult(NamedTuple):
@@ -71,18 +72,29 @@ class Advance(NamedTuple):
     def told(self) -> list[Tensor]:
         """Give what is read of it, one number for each client."""
         rows = self.rows
-        return [rows.accepted, rows.steps, rows.loss, *rows.scores.values()]
+        return [rows.accepted, rows.steps, rows.length, rows.loss, *rows.scores.values()]
 
     def result_of(self, told: Numbers) -> RoundResult:
         """Make the result of a round in which somebody was left out."""
-        accepted, steps, *values = told
+        accepted, steps, lengths, *values = told
         kept = accepted != 0
+        if kept.any() and is_uneven(lengths[kept]):
+            self.warn_of_long(np.where(kept, lengths, 0.0))
         skipped = sorted(i for i, ok in zip(self.ids, kept.tolist(), strict=True) if not ok)
         why = "no report, not finite, or no batch to train on"
         log.warning("round %d: left out clients %s (%s)", self.round, skipped, why)
         with np.errstate(all="ignore"):  # a loss may be infinite
             means = [float(v[kept].mean()) if kept.any() else math.nan for v in values]
         return self.made(skipped, float(steps.sum()), means)
+
+    def warn_of_long(self, lengths: Numbers) -> None:
+        """Name the clients whose changes are far longer than those of the others."""
+        middle = float(np.median(lengths[lengths > 0]))
+        long = [i for i, v in zip(self.ids, lengths.tolist(), strict=True) if v > LONG * middle]
+        log.warning(
+            "round %d: the changes of clients %s are more than %g times as long as the cohort's "
+            "median: are their data and their learning rate sound?", self.round, sorted(long), LONG
+        )  # fmt: skip
 
     def made(self, skipped: list[int], steps: float, means: list[float]) -> RoundResult:
         """Make the result of means over clients, of the loss and of scores."""
@@ -174,9 +186,17 @@ class Block:
         told: Numbers = self._fetch.read().double().numpy().reshape(self._shape)
         with np.errstate(all="ignore"):  # a loss may be infinite
             whole = (told[0] != 0).all(1).tolist()
-            steps, means = told[1].sum(1).tolist(), told[2:].mean(2).T.tolist()
+            steps, means = told[1].sum(1).tolist(), told[3:].mean(2).T.tolist()
         for r, (place, one) in enumerate(zip(self._places, self.rounds, strict=True)):
+            if whole[r] and is_uneven(told[2, r]):
+                one.warn_of_long(told[2, r])
             yield place, one.made([], steps[r], means[r]) if whole[r] else one.result_of(told[:, r])
+
+
+def is_uneven(lengths: Numbers) -> bool:
+    """Whether some change is far longer than the median one; without any median nobody knows."""
+    moved = lengths[lengths > 0]
+    return bool(2 * len(moved) > len(lengths) and moved.max() > LONG * np.median(moved))
 
 
 def _form(one: Advance) -> tuple[Any, ...]:

@@ -29,7 +29,7 @@ from undrift.core.algorithm import (
 )
 from undrift.core.random import Seeds
 from undrift.core.rule import Rule, Sizes, overrides
-from undrift.core.server import server_after
+from undrift.core.server import not_finite
 from undrift.core.task import Buffers, Task, Vec
 from undrift.core.transfer import send
 from undrift.core.tree import EMPTY, Tree, leaves, named_leaves, rebuild, structure, tree_map
@@ -40,7 +40,7 @@ from undrift.describe import describe
 from undrift.engines import ENGINES
 from undrift.engines.engine import Assignment, Engine, Outcome, Trained
 from undrift.engines.traffic import NOTHING, Traffic, look_traffic, training_traffic
-from undrift.errors import ConfigError, DataError, UndriftError, unknown_name
+from undrift.errors import ConfigError, DataError, ServerError, UndriftError, unknown_name
 from undrift.judging import Judge
 from undrift.roster import Roster
 from undrift.rounds import Advance, Judged, JudgedClients, Opened, Reading, RoundResult
@@ -237,14 +237,9 @@ class Trainer:
         self, server: Server, who: Assignment, only: frozenset[int]
     ) -> tuple[Server, Traffic]:
         who = who.told()
-        rows = self.engine.after(self.algorithm, server, who)
-        accepted = torch.ones(len(who.ids), dtype=torch.bool, device=self.engine.device)
-        for leaf in leaves(rows):
-            accepted &= torch.isfinite(leaf).reshape(len(leaf), -1).all(1)
-        ids, count = who.info.id, self.roster.count
+        after, rows = self.engine.look(self.algorithm, server, who, self.roster.count, only)
         model = (server.w, server.buffers.floats)
-        sent = look_traffic(model, [rows[i] for i in only], len(who.ids))
-        return server_after(self.algorithm, server, rows, ids, accepted, count, only), sent
+        return after, look_traffic(model, [rows[i] for i in only], len(who.ids))
 
     # -- population --------------------------------------------------------------------------
     @property
@@ -274,6 +269,11 @@ class Trainer:
         self.roster.enrolled = after
         try:
             server = self._welcome(server, newcomers)
+            if wrong := not_finite(self.algorithm, server):
+                raise ServerError(
+                    f"the server would not be finite ({', '.join(wrong[:4])}) with "
+                    f"{counts[1]} clients instead of {counts[0]}: nobody has joined or left"
+                )
         except BaseException:
             self.roster.enrolled = old
             raise

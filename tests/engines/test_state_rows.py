@@ -105,6 +105,37 @@ def test_rows_are_what_copies_would_be(name, monkeypatch):
     assert torch.equal(one, other), "also the bytes that no number fills"
 
 
+@record
+class Bursts(fl.Rule):
+    """A server whose third round is not finite."""
+
+    def server(self, update, state, view):
+        return torch.where(view.round == 2, torch.inf, update), state
+
+
+@pytest.mark.parametrize("rows", [True, False], ids=["rows", "copies"])
+def test_a_round_that_is_refused_on_a_device_leaves_every_state(rows, monkeypatch):
+    take = fl.engines.Vectorised.take
+
+    def unasked(self, algo, turn, done):
+        return take(self, algo, turn, done._replace(sound=torch.tensor(True)))
+
+    monkeypatch.setattr(fl.engines.Vectorised, "take", unasked)  # as where nobody waits
+    if not rows:
+        copied(monkeypatch)
+    scaffold = CHAINS["scaffold"]().rules
+    build = lambda: fl.Algorithm((*scaffold, Bursts()), local=MOMENTUM)  # noqa: E731
+    made = trainer(build, sampler=fl.Everyone())
+    made.run(2)
+    before, model = made.store.gather(range(5)), made.server
+    assert made.round().skipped == [0, 1, 2, 3, 4]
+    assert (rows_of(made) is not None) is rows
+    assert all(map(torch.equal, leaves(before), leaves(made.store.gather(range(5)))))
+    assert torch.equal(model.w, made.server.w) and float(made.server.round) == 3
+    assert made.round().skipped == [] and not torch.equal(model.w, made.server.w)
+    assert not torch.equal(leaves(before)[0], leaves(made.store.gather(range(5)))[0])
+
+
 def test_whoever_is_refused_keeps_its_row(monkeypatch):
     found = []
     for leave in (True, False):

@@ -190,7 +190,9 @@ def client_finish(
         view.path,
         torch.ones_like(weight),
     )
-    accepted = all_finite((report, states, notes)) & (client.steps > 0)
+    # the server may square what it gets: a change whose square overflows counts as not finite
+    accepted = all_finite((report, states, notes)) & torch.isfinite(length * length)
+    accepted = accepted & (client.steps > 0)
     mean = client.steps.clamp(min=1)
     scores = {n: s / mean for n, s in carry.scores.items()}
     row = Row(
@@ -283,6 +285,12 @@ def all_finite(value: Tree) -> Tensor:
     for v in floats:
         alike[v.shape] = alike[v.shape] + v if v.shape in alike else v
     return torch.isfinite(torch.stack([v.sum() for v in alike.values()]).sum())
+
+
+def finite_rows(rows: Tree) -> Tensor:
+    """Whether each client's numbers [C, ...] are finite, and so are their squares: [C]."""
+    flat = torch.cat([v.reshape(len(v), -1) for v in tree.leaves(rows)], 1)
+    return torch.isfinite(flat.square().sum(1))
 
 
 def _impulse_step(algo: Algorithm, views: list[ClientView], carry: Carry, lr: Any) -> Tree:

@@ -117,6 +117,7 @@ class Rule:
     claims: ClassVar[tuple[str, ...]] = ()  # what only one rule of an algorithm may do
     reads: ClassVar[str] = ""  # "deltas" or "steps": the update must be a mean of these
     changes: ClassVar[str] = ""  # "delta": sends something else; "update": its server half does
+    may_be_infinite: ClassVar[tuple[str, ...]] = ()  # numbers of the server's state, by last name
 
     @property
     def linear(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -41,6 +43,52 @@ def server_round(
     moved = Server(server.w - update, buffers, tuple(states), server.round + 1)
     # nobody reported: the model stays, the round counts
     return tree.where(report.count > 0, moved, server._replace(round=server.round + 1))
+
+
+def checked_round(
+    algo: Algorithm,
+    server: Server,
+    report: Report,
+    rows: Row,
+    ids: Tensor,
+    population: int | Tensor,
+    everyone: Tree = EMPTY,
+) -> tuple[Server, Tensor]:
+    """Run the server's half where nothing waits for its result; tell whether it is finite.
+
+    If it is not, nobody's report counts: the server stays as it was, and the round counts.
+    """
+    after = server_round(algo, server, report, rows, ids, population, everyone)
+    sound = is_finite(algo, after) | (report.count == 0)
+    return tree.where(sound, after, server._replace(round=server.round + 1)), sound
+
+
+def is_finite(algo: Algorithm, server: Server) -> Tensor:
+    """Whether every number of the server is finite, as one tensor."""
+    parts = [_sound(v, endless).all() for _, v, endless in _numbers(algo, server)]
+    return torch.stack(parts).all()
+
+
+def not_finite(algo: Algorithm, server: Server) -> list[str]:
+    """Name the parts of the server that hold a number that is not finite."""
+    return [
+        name for name, v, endless in _numbers(algo, server) if not bool(_sound(v, endless).all())
+    ]
+
+
+def _sound(values: Tensor, endless: bool) -> Tensor:
+    return ~torch.isnan(values) if endless else torch.isfinite(values)
+
+
+def _numbers(algo: Algorithm, server: Server) -> Iterator[tuple[str, Tensor, bool]]:
+    """List the floats of the server: their name, they, and whether they may be infinite."""
+    yield "model", server.w, False
+    yield "buffers", server.buffers.floats, False
+    for rule, state in zip(algo.chain, server.states, strict=True):
+        for name, leaf in tree.named_leaves(state).items():
+            if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                whole = f"{type(rule).__name__}.{name}" if name else type(rule).__name__
+                yield whole, leaf, name.split(".")[-1] in rule.may_be_infinite
 
 
 def _server_failed(rule: Rule, error: Exception) -> UndriftError:

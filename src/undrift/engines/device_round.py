@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undrift.core.algorithm import Algorithm, Broadcast, Client, Row
+from undrift.core.algorithm import Algorithm, Broadcast, Client, Report, Row
 from undrift.core.histories import Histories
 from undrift.core.history import Extent
 from undrift.core.round import shares_gradient
 from undrift.core.rule import ClientInfo
 from undrift.core.task import Batch, Task
-from undrift.core.tree import EMPTY, Tree, structure, tree_map
+from undrift.core.tree import EMPTY, Tree, structure, tree_map, where_rows
 from undrift.core.views import Carry
 from undrift.data.work import Work
 from undrift.engines.beginning import Beginning
@@ -325,7 +325,8 @@ class DeviceRound:
         crew = self.crews[g]
         states, _, rows = self.buffers[f"result {g}"]
         servers = [self.buffers[f"server {g} {h}"] for h in range(len(crew.inside))]
-        said, all_after = copied((rows._replace(notes=(), counters=EMPTY), servers))
+        told = (rows._replace(notes=(), counters=EMPTY), servers, self.buffers[f"sound {g}"])
+        said, all_after, sound = copied(told)
         for inside, after in zip(crew.inside, all_after, strict=True):
             for at, i in enumerate(inside):
                 self.loading.returned[i] = tree_map(lambda v, at=at: v[at], after)
@@ -338,7 +339,7 @@ class DeviceRound:
             trained = shown.trained._replace(ids=turns[i].work.ids)
             outcome = shown._replace(rows=own, trained=trained)
             placed = None if self.loading.rows is None else self.loading.rows.reserved[e]
-            yield i, Done(self.loading.returned[i], mine, outcome, placed)
+            yield i, Done(self.loading.returned[i], mine, outcome, sound[e], placed)
 
     def _outcome(self, g: int, e: int, count: int) -> Outcome:
         """Show the buffers as an outcome; they will be written again."""
@@ -462,25 +463,31 @@ class DeviceRound:
                 states, report, rows = self.end.take(opened, self.histories, carry)
                 if placed is not None:
                     placed.put(states, vectors=not self.end.wrote_rows)
-                    states = EMPTY
+                    states = before = EMPTY
             else:
                 rows = group.judge(*ended)
                 states, report = group.sum(*ended, before, rows.accepted)
                 if self.histories is not None:
                     self.histories.spoiled.copy_((rows.accepted != (clients.steps > 0)).any())
+            sound = self._serve(g, report, rows, clients.info.id, self.buffers["numbers"][part, 2])
+            if self.loading.rows is not None:
+                self.loading.rows.keep(sound)
+            rows = rows._replace(accepted=rows.accepted & sound[:, None])
             # held, not copied: nothing else uses its memory before it is read
-            found = (states, report, rows)
-            self.buffers.hold(f"result {g}", found)
-            self._serve(g, found, clients.info.id, self.buffers["numbers"][part, 2])
+            self.buffers.hold(f"result {g}", (where_rows(sound, states, before), report, rows))
+            self.buffers.hold(f"sound {g}", sound)
 
-    def _serve(self, g: int, found: Any, ids: Tensor, population: Tensor) -> None:
-        """Run the server's half of a crew's experiments."""
-        all_servers, told = self.crews[g].servers, (*found[1:], ids, population)
-        parts = split([servers.size for servers in all_servers])
+    def _serve(
+        self, g: int, report: Report, rows: Row, ids: Tensor, population: Tensor
+    ) -> Tensor:
+        """Run the server's half of a crew's experiments; tell which of them [E] are finite."""
+        all_servers, told = self.crews[g].servers, (report, rows, ids, population)
+        parts, found = split([servers.size for servers in all_servers]), list[Tensor]()
         for h, (servers, part) in enumerate(zip(all_servers, parts, strict=True)):
-            total, rows, who, people = tree_map(lambda v, part=part: v[part], told)
+            total, own, who, people = tree_map(lambda v, part=part: v[part], told)
             held, everyone = (self.buffers[f"{name} {g} {h}"] for name in ("server", "everyone"))
-            servers.round(held, total, rows, who, people, everyone)
+            found.append(servers.round(held, total, own, who, people, everyone))
+        return torch.cat(found)
 
 
 def _most(steps: list[list[list[int]]]) -> int:

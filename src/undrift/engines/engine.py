@@ -8,6 +8,7 @@ Shapes.  C clients of a cohort (in summing order), K local steps, B batch.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -26,18 +27,21 @@ from undrift.core.algorithm import (
     write_broadcast,
     write_personal,
 )
-from undrift.core.round import check_path
+from undrift.core.round import check_path, finite_rows
 from undrift.core.rule import ClientInfo, Lineup, overrides
-from undrift.core.server import server_round
+from undrift.core.server import is_finite, not_finite, server_after, server_round
 from undrift.core.task import Batch, Buffers, Task
 from undrift.core.transfer import send
-from undrift.core.tree import EMPTY, Tree, leaves, tree_map
+from undrift.core.tree import EMPTY, Tree, leaves, tree_map, where
 from undrift.data.federation import Federation
 from undrift.data.spool import Rows
 from undrift.data.work import LocalWork, Work
+from undrift.engines.guilty import to_leave_out
 from undrift.engines.sums import OrderedSum
+from undrift.errors import ServerError
 from undrift.state.store import ClientStateStore, Place
 
+log = logging.getLogger("undrift")
 PIECE = 256  # examples of a client that one pass over its own data takes at a time
 
 
@@ -79,6 +83,14 @@ class Assignment(NamedTuple):
         if self.order.shape[1] or not isinstance(self.plan, Work):
             return torch.zeros_like(self.steps)
         return self.plan.slots_each(self.sizes, self.steps)
+
+    def without(self, ids: frozenset[int]) -> Assignment:
+        """Let some of the clients take no step: they are asked, and nothing of them counts."""
+        return self._replace(steps=self.steps.masked_fill(self.listed(ids), 0))
+
+    def listed(self, ids: frozenset[int]) -> Tensor:
+        """Tell which clients are among these: [C] on the CPU."""
+        return torch.tensor([client in ids for client in self.ids], dtype=torch.bool)
 
     def told(self) -> Assignment:
         """Bring what is known of clients to the device, if it is not there."""
@@ -178,19 +190,55 @@ class Engine:
     def round(
         self, algo: Algorithm, server: Server, work: Assignment, population: int, everyone: Tree
     ) -> tuple[Server, Outcome]:
-        """Run both halves of a round; new client states are staged, not yet visible."""
+        """Run both halves of a round; new client states are staged, not yet visible.
+
+        A round whose next server is not finite is done again, without the clients that caused it.
+        """
         work = work.told()
+        self.admit(algo, server, work)
+
+        def finished(outcome: Outcome) -> tuple[Server, list[str]]:
+            report, rows, ids = outcome.report, outcome.rows, work.info.id
+            after = server_round(algo, server, report, rows, ids, population, everyone)
+            if not bool(report.count > 0):
+                return after, []  # the server stays as it was
+            return after, not_finite(algo, after)
+
         outcome = self.train(algo, server, work)
-        report, rows, ids = outcome.report, outcome.rows, work.info.id
-        return server_round(algo, server, report, rows, ids, population, everyone), outcome
+        after, wrong = finished(outcome)
+        if not wrong:
+            return after, outcome
+
+        def again(out: frozenset[int]) -> tuple[Server, Outcome, bool]:
+            self.store.rollback()
+            outcome = self.train_again(algo, server, work.without(out))
+            after, wrong = finished(outcome)
+            return after, outcome, not wrong
+
+        out = to_leave_out(_by_length(work.ids, outcome.rows), lambda some: again(some)[2])
+        after, outcome, sound = again(out)
+        if not (sound and bool(outcome.report.count > 0)):
+            raise self._at_fault(work.round, wrong)
+        self.tell_left_out(work.round, sorted(out), "train", wrong)
+        return after, outcome
 
     def train(self, algo: Algorithm, server: Server, work: Assignment) -> Outcome:
         """Run one round's client half; new client states are staged, not yet visible."""
-        self.admit(algo, server, work)
         broadcast, clients = self._probed(algo, server, work)
         total = OrderedSum()
         rows = self.add_clients(total, algo, broadcast, clients, work)
         return Outcome(total.result(), rows, broadcast, clients)
+
+    def train_again(self, algo: Algorithm, server: Server, work: Assignment) -> Outcome:
+        """Run the client half once more; only clients that have steps count."""
+        return self.train(algo, server, work)
+
+    def tell_left_out(self, round: int, ids: list[int], phase: str, parts: list[str]) -> None:
+        """Say whose reports would have made the next server infinite."""
+        log.warning(
+            "round %d: what clients %s sent would make the next server infinite (%s); the round "
+            "goes on without them", round + 1, ids, ", ".join(parts[:4]),
+        )  # fmt: skip
 
     def add_clients(
         self,
@@ -227,6 +275,39 @@ class Engine:
         broadcast = write_broadcast(algo, server, len(work.ids), work.seed)
         clients = self.clients(algo, server, work)
         return self.measure_clients("after_round", algo, broadcast, clients, work)
+
+    def look(
+        self, algo: Algorithm, server: Server, work: Assignment, population: int,
+        only: frozenset[int],
+    ) -> tuple[Server, tuple[Tree, ...]]:  # fmt: skip
+        """Let clients look at the new model, and the rules at places `only` take it in.
+
+        What clients sent that makes the server infinite is left out, as in a round.
+        """
+        rows = self.after(algo, server, work)
+        accepted = finite_rows(rows)
+
+        def taken(out: frozenset[int]) -> Server:
+            kept = accepted & ~work.listed(out).to(accepted.device)
+            return server_after(algo, server, rows, work.info.id, kept, population, only)
+
+        after = taken(frozenset())
+        if self.device.type != "cpu":  # nothing waits for a device: all of it counts, or nothing
+            return where(is_finite(algo, after), after, server), rows
+        if wrong := not_finite(algo, after):
+            out = to_leave_out(_largest(work.ids, rows), lambda s: not not_finite(algo, taken(s)))
+            after = taken(out)
+            if not_finite(algo, after):
+                raise self._at_fault(work.round, wrong)
+            self.tell_left_out(work.round, sorted(out), "look", wrong)
+        return after, rows
+
+    def _at_fault(self, round: int, parts: list[str]) -> ServerError:
+        return ServerError(
+            f"round {round + 1}: the next server would not be finite ({', '.join(parts[:4])}), "
+            "whoever's report is left out: the server's own state is at fault. Lower its learning "
+            "rate, or go on from an earlier checkpoint; nothing of this round is kept"
+        )
 
     def _stage(self, ids: list[int], states: tuple[Tree, ...], accepted: list[bool]) -> None:
         """Keep the new states of accepted clients; the others stay as they were."""
@@ -285,14 +366,27 @@ def _fetch(values: Rows, rows: Tensor, over: Tensor | None = None) -> Tensor:
     return over
 
 
+def _by_length(ids: list[int], rows: Row) -> list[int]:
+    """List the clients whose reports count, the longest change first."""
+    found = zip(rows.length.tolist(), ids, rows.accepted.tolist(), strict=True)
+    return [client for _, client, ok in sorted(found, key=lambda one: -one[0]) if ok]
+
+
+def _largest(ids: list[int], rows: Tree) -> list[int]:
+    """List clients by the largest number that each has sent, the largest first."""
+    most = torch.cat([v.reshape(len(v), -1) for v in leaves(rows)], 1).abs().amax(1)
+    return [ids[c] for c in most.argsort(descending=True, stable=True).tolist()]
+
+
 def cohort_mean(algo: Algorithm, probes: tuple[Tree, ...], work: Assignment) -> tuple[Tree, ...]:
     """Average the probes that are shared, by size; what is not finite is left out."""
 
     def mean(probe: Tree) -> Tree:
-        size, rows = work.info.size, [v.reshape(len(v), -1) for v in leaves(probe)]
-        sound = torch.isfinite(torch.cat(rows, 1)).all(1)
+        size = work.info.size
+        weighted = tree_map(lambda v: by_client(size, v) * v, probe)
+        sound = finite_rows(weighted)
         total = OrderedSum()
-        total.add(work.ids, tree_map(lambda v: by_client(size, v) * v, probe), sound.tolist())
+        total.add(work.ids, weighted, sound.tolist())
         weight = size.double()[sound].sum()
         return tree_map(lambda v, like: (v / weight).to(like.dtype), total.result(), probe)
 

@@ -34,10 +34,11 @@ from undrift.core.round import (
     client_gradient,
     client_move,
     client_start,
+    finite_rows,
     measure,
 )
 from undrift.core.rule import ClientInfo, Rule
-from undrift.core.server import server_round
+from undrift.core.server import checked_round
 from undrift.core.task import Batch, Task
 from undrift.core.tree import EMPTY, Tree, leaves, stack, structure, tree_map
 from undrift.core.views import Carry
@@ -98,7 +99,7 @@ class Servers(Alike):
     def __init__(self, algos: Sequence[Algorithm], device: torch.device, fused: bool) -> None:
         super().__init__(algos, device)
         compiled = fused and device.type == "cuda"
-        self._whole = self.each(server_round)
+        self._whole = self.each(checked_round)
         self._round = Fused(
             self._renewed, "the server's half", compiled=compiled, plain=self._copied, proven=True
         )
@@ -106,26 +107,29 @@ class Servers(Alike):
     def round(
         self, server: Server, total: Report, rows: Row, ids: Tensor, population: Tensor,
         everyone: Tree,
-    ) -> None:  # fmt: skip
+    ) -> Tensor:  # fmt: skip
         """Turn the cohorts' sums into the next servers, which take the place of these.
 
-        A population [E] is a whole number, of which rules make fractions.
+        A population [E] is a whole number, of which rules make fractions.  Tells which servers [E]
+        are finite; the others are refused and stay as they were.
         """
-        self._round(server, population, total, rows, ids, everyone)
+        sound: Tensor = self._round(server, population, total, rows, ids, everyone)
+        return sound
 
     def _renewed(self, server: Server, *told: Any) -> Tree:
-        write_over(server, self._next(server, *told))
-        return EMPTY
+        after, sound = self._next(server, *told)
+        write_over(server, after)
+        return sound
 
     def _copied(self, server: Server, *told: Any) -> Tree:
-        copy_into(server, self._next(server, *told))
-        return EMPTY
+        after, sound = self._next(server, *told)
+        copy_into(server, after)
+        return sound
 
-    def _next(self, server: Server, population: Tensor, *told: Any) -> Server:
+    def _next(self, server: Server, population: Tensor, *told: Any) -> tuple[Server, Tensor]:
         *cohort, everyone = told
-        after = self._whole(server, *cohort, population.to(server.w.dtype), everyone)
-        found: Server = apart(server, after)
-        return found
+        after, sound = self._whole(server, *cohort, population.to(server.w.dtype), everyone)
+        return apart(server, after), sound
 
 
 class Group(Alike):
@@ -347,14 +351,14 @@ def cohort_mean(algo: Algorithm, probes: tuple[Tree, ...], size: Tensor) -> tupl
     """Average the probes that are shared, by size; what is not finite is left out."""
 
     def mean(probe: Tree) -> Tree:
-        flat = torch.cat([v.reshape(len(v), -1) for v in leaves(probe)], 1)
-        sound = torch.isfinite(flat).all(1)
+        weighted = tree_map(lambda v: by_client(size, v) * v, probe)
+        sound = finite_rows(weighted)
         weight = masked_sum(size, sound)
 
-        def one(rows: Tensor) -> Tensor:
-            return (masked_sum(by_client(size, rows) * rows, sound) / weight).to(rows.dtype)
+        def one(rows: Tensor, like: Tensor) -> Tensor:
+            return (masked_sum(rows, sound) / weight).to(like.dtype)
 
-        return tree_map(one, probe)
+        return tree_map(one, weighted, probe)
 
     pairs = zip(algo.parts, probes, strict=True)
     return tuple(mean(probe) if p.shares_probe and leaves(probe) else EMPTY for p, probe in pairs)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from undrift.core.algorithm import Algorithm, Broadcast, Client
+from undrift.core.round import finite_rows
 from undrift.core.tree import EMPTY, Tree, leaves, tree_map
 from undrift.engines.crew import (
     Brief,
@@ -192,10 +193,10 @@ def shared_sums(
         if not (part.shares_probe and leaves(probe)):
             yield EMPTY, torch.zeros((), dtype=torch.float64)
             continue
-        size, rows = work.info.size, [v.reshape(len(v), -1) for v in leaves(probe)]
-        sound = torch.isfinite(torch.cat(rows, 1)).all(1)
-        total = ShardSum()
+        size = work.info.size
         weighted = tree_map(lambda v, size=size: by_client(size, v) * v, probe)
+        sound = finite_rows(weighted)
+        total = ShardSum()
         total.add(work.ids, weighted, sound.tolist())
         yield total.sums(), size.double()[sound].sum()
 

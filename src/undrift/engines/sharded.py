@@ -195,7 +195,6 @@ class Sharded(Engine):
     # -- the phases of a round -----------------------------------------------------------------
     def train(self, algo: Algorithm, server: Server, work: Assignment) -> Outcome:
         """Let owners train their parts of the cohort; states are staged, not yet visible."""
-        self.admit(algo, server, work)
         key = self._new_key(work.round)
         return self._redone(lambda: self._train(key, algo, server, work))
 
@@ -374,8 +373,7 @@ def checked(owner: int, answer: Any, asked: Part) -> Parcel:
     count = int(parcel.rows.accepted.sum())
     same = torch.equal(parcel.clients, torch.as_tensor(asked.clients))
     counted = float(parcel.sums.high.count) == count == len(parcel.slots)
-    finite = all(bool(torch.isfinite(v).all()) for v in leaves(parcel.sums))
-    if not (same and counted and finite):
+    if not (same and counted):  # a sum may be infinite: then the round is done without the guilty
         raise FederationError(
             f"actor {owner} sent a sum that is not one of the {len(asked.clients)} clients that it "
             f"was asked for ({count} accepted): run the experiment again with one actor to see why"

@@ -41,7 +41,8 @@ class StateRows:
         self._places, self._held = turns[0].store.places, leaves(state)
         self.after = [_room_like(v) for v in self._held]  # for new states, leaf by leaf
         self._vectors = [i for i, leaf in enumerate(self._places) if _is_vector(leaf, size)]
-        first = self._held[0]
+        first, last = self._held[0], self._places[-1]
+        self._words = 8 * (last.start + last.num_words) // WORD  # of a row
         self._zeros = torch.zeros(8, dtype=torch.uint8, device=first.device)
         self._in = self._table(self._held, rest)
         self._out = self._table(self.after, rest, out=True)
@@ -101,6 +102,14 @@ class StateRows:
         moved = [(to, new) for to, new in pairs if to is not new]
         copy_all([to for to, _ in moved], [new for _, new in moved])
         self._exchange(NEW, self._out if vectors else self._out_but_vectors)
+
+    def keep(self, sound: Tensor) -> None:
+        """Leave states of experiments that are not sound [E] as they were: no words if they are."""
+        from undrift.kernels import moving
+
+        old, new = self._at[OLD, 0], self._at[NEW, 0]
+        words = torch.where(sound, 0, self._words).repeat_interleave(len(old) // len(sound))
+        moving.move(torch.stack([new, old, words], -1), self._words)
 
     def lying(self, vector: Tensor, side: int = OLD) -> Lying:
         """Tell where a vector of states lies, in the rows before or after."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from undrift.core.algorithm import Server
 from undrift.core.tree import Tree
 from undrift.data.work import Room
@@ -53,6 +55,7 @@ class Done(NamedTuple):
     server: Server
     states: tuple[Tree, ...]
     outcome: Outcome
+    sound: Tensor  # whether the server's half was finite; else nobody's report counted
     reserved: Reserved | None = None  # where states are written already
 
 

@@ -195,7 +195,7 @@ class Vectorised(Engine):
             self.graph = False
             return super().round(algo, server, work, population, everyone)
         self._has_run_as_one = True
-        return self.take(turn, done)
+        return self.take(algo, turn, done)
 
     def turn(
         self, algo: Algorithm, server: Server, work: Assignment, population: int, everyone: Tree
@@ -204,8 +204,15 @@ class Vectorised(Engine):
         self.admit(algo, server, work)
         return Turn(server, self.seated(work), self.store, population, everyone)
 
-    def take(self, turn: Turn, done: Done) -> tuple[Server, Outcome]:
-        """Stage the new states of a round on the device."""
+    def take(self, algo: Algorithm, turn: Turn, done: Done) -> tuple[Server, Outcome]:
+        """Stage the new states of a round on the device.
+
+        On a CPU a round that was refused is done again, without the clients that are to blame; a
+        device is not waited for, so there nobody's report counts.
+        """
+        if self.device.type == "cpu" and not bool(done.sound):
+            server, work, _, population, everyone = turn
+            return super().round(algo, server, work, population, everyone)
         if done.reserved is None:
             self.store.stage(turn.work.ids, done.states)
         else:

@@ -50,6 +50,7 @@ class AdaBest(Rule):
 
     claims: ClassVar[tuple[str, ...]] = (DUALS,)
     changes: ClassVar[str] = "update"
+    may_be_infinite: ClassVar[tuple[str, ...]] = ("best",)  # before anything is watched
 
     mu: float = number(default=0.02, low=0)
     beta: float = number(default=0.96, low=0, high=1)

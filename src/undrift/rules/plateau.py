@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 
@@ -19,6 +20,8 @@ class PlateauSteps(Rule):
     ||update|| is what reaches this rule: put it before rules that change it.  After a fall it waits
     as long again.  The plateau is the server's state, so that a resumed run goes on with it.
     """
+
+    may_be_infinite: ClassVar[tuple[str, ...]] = ("best",)  # before anything is seen
 
     patience: float = number(default=10.0, low=1)
 

@@ -137,7 +137,8 @@ class Vectorised(Engine):
 
     def _decide(self, algo: Algorithm, work: Assignment) -> None:
         """Choose chunk and workers once, by what one client needs."""
-        if self._decided or not work.steps.any():
+        planned = work.plan is not None or work.order.shape[1] > 0
+        if self._decided or not (planned and work.steps.any()):
             return
         need = self._need(algo, work)
         self._threads = 1 if is_small(need, self.device, len(work.ids)) else None

@@ -477,9 +477,7 @@ class DeviceRound:
             self.buffers.hold(f"result {g}", (where_rows(sound, states, before), report, rows))
             self.buffers.hold(f"sound {g}", sound)
 
-    def _serve(
-        self, g: int, report: Report, rows: Row, ids: Tensor, population: Tensor
-    ) -> Tensor:
+    def _serve(self, g: int, report: Report, rows: Row, ids: Tensor, population: Tensor) -> Tensor:
         """Run the server's half of a crew's experiments; tell which of them [E] are finite."""
         all_servers, told = self.crews[g].servers, (report, rows, ids, population)
         parts, found = split([servers.size for servers in all_servers]), list[Tensor]()

@@ -30,9 +30,7 @@ def to_leave_out(
     return _taken_back(suspects[:high], works)
 
 
-def _taken_back(
-    first: Sequence[int], works: Callable[[frozenset[int]], bool]
-) -> frozenset[int]:
+def _taken_back(first: Sequence[int], works: Callable[[frozenset[int]], bool]) -> frozenset[int]:
     """Take back those that were suspicious and nothing else."""
     out, groups = frozenset(first), _halves(first)
     for _ in range(MOST_TRIES):

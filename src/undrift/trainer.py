@@ -32,7 +32,7 @@ from undrift.core.rule import Rule, Sizes, overrides
 from undrift.core.server import not_finite
 from undrift.core.task import Buffers, Task, Vec
 from undrift.core.transfer import send
-from undrift.core.tree import EMPTY, Tree, leaves, named_leaves, rebuild, structure, tree_map
+from undrift.core.tree import EMPTY, Tree, named_leaves, rebuild, structure, tree_map
 from undrift.data import Federation, LocalWork, Sampler
 from undrift.data.checks import check_whole
 from undrift.data.spool import Rows, Streamed

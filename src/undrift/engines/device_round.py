@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undrift.core.algorithm import Algorithm, Broadcast, Client, Report, Row
+from undrift.core.algorithm import Algorithm, Broadcast, Client, Row
 from undrift.core.histories import Histories
 from undrift.core.history import Extent
 from undrift.core.round import shares_gradient
@@ -469,17 +469,22 @@ class DeviceRound:
                 states, report = group.sum(*ended, before, rows.accepted)
                 if self.histories is not None:
                     self.histories.spoiled.copy_((rows.accepted != (clients.steps > 0)).any())
-            sound = self._serve(g, report, rows, clients.info.id, self.buffers["numbers"][part, 2])
-            if self.loading.rows is not None:
-                self.loading.rows.keep(sound)
-            rows = rows._replace(accepted=rows.accepted & sound[:, None])
-            # held, not copied: nothing else uses its memory before it is read
-            self.buffers.hold(f"result {g}", (where_rows(sound, states, before), report, rows))
-            self.buffers.hold(f"sound {g}", sound)
+            told = (report, rows, clients.info.id, self.buffers["numbers"][part, 2])
+            self._close(g, states, before, told)
 
-    def _serve(self, g: int, report: Report, rows: Row, ids: Tensor, population: Tensor) -> Tensor:
+    def _close(self, g: int, states: Tree, before: Tree, told: Any) -> None:
+        """Run the server's half; where it is not finite, nobody's report counts."""
+        sound, rows = self._serve(g, told), told[1]
+        if self.loading.rows is not None:
+            self.loading.rows.keep(sound)
+        rows = rows._replace(accepted=rows.accepted & sound[:, None])
+        # held, not copied: nothing else uses its memory before it is read
+        self.buffers.hold(f"result {g}", (where_rows(sound, states, before), told[0], rows))
+        self.buffers.hold(f"sound {g}", sound)
+
+    def _serve(self, g: int, told: Any) -> Tensor:
         """Run the server's half of a crew's experiments; tell which of them [E] are finite."""
-        all_servers, told = self.crews[g].servers, (report, rows, ids, population)
+        all_servers = self.crews[g].servers
         parts, found = split([servers.size for servers in all_servers]), list[Tensor]()
         for h, (servers, part) in enumerate(zip(all_servers, parts, strict=True)):
             total, own, who, people = tree_map(lambda v, part=part: v[part], told)

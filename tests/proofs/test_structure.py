@@ -13,7 +13,7 @@ from undrift.core.rule import Aggregate, Rule
 from undrift.rules import client, compat, server
 
 SOURCE = Path(fl.__file__).parent
-ENGINES = sorted(p for part in ("engines", "federated") for p in (SOURCE / part).glob("*.py"))
+ENGINES = sorted(p for part in ("engines", "program", "federated") for p in (SOURCE / part).glob("*.py"))
 
 # Words that name something else in an engine as well:
 ALLOWED = {
@@ -63,7 +63,8 @@ MAY_IMPORT = {
     "rules": {"core", "rules"},
     "data": {"core", "data", "state"},
     "state": {"core", "state"},
-    "engines": {"core", "kernels", "native", "data", "state", "engines"},
+    "program": {"core", "program"},
+    "engines": {"core", "kernels", "native", "program", "data", "state", "engines"},
     "models": {"core", "models"},
     "sources": {"core", "data", "models", "state", "sources"},
     "experiment": {

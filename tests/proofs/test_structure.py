@@ -13,7 +13,9 @@ from undrift.core.rule import Aggregate, Rule
 from undrift.rules import client, compat, server
 
 SOURCE = Path(fl.__file__).parent
-ENGINES = sorted(p for part in ("engines", "program", "federated") for p in (SOURCE / part).glob("*.py"))
+ENGINES = sorted(
+    p for part in ("engines", "program", "federated") for p in (SOURCE / part).glob("*.py")
+)
 
 # Words that name something else in an engine as well:
 ALLOWED = {

@@ -187,7 +187,7 @@ def test_the_command_trains_stops_goes_on_and_writes_its_record(tmp_path, capsys
     file.write_text(write_table(TABLE))
     out = tmp_path / "out"
     command = ["train-agent", str(file), "agent.evaluation=1", "--out", str(out)]
-    assert main([*command, "--minutes", "1e-9"]) == 0
+    assert main([*command, "--minutes", "1e-9"]) == 3
     assert "goes on" in capsys.readouterr().out and not (out / "policy.safetensors").exists()
     assert main(command) == 0
     said = capsys.readouterr()

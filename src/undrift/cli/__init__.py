@@ -60,9 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = chosen.action(chosen)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # the reader has seen enough, as `head` does
+    except BrokenPipeError:  # the reader has seen enough, as `head` does; the rest was not done
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 128 + signal.SIGPIPE
     except UndriftError as error:
         print(f"undrift: {printable(str(error))}", file=sys.stderr)
         return 2

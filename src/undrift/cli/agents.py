@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from undrift.cli.common import Commands, finite
+from undrift.cli.common import UNFINISHED, Commands, finite
 from undrift.errors import ConfigError
 
 POLICY, RECORD = "policy.safetensors", "record.json"
@@ -54,7 +54,7 @@ def do_train(chosen: argparse.Namespace) -> int:
     )
     if record is None:
         print(f"{out}: stopped before the end; the same command goes on")
-        return 0
+        return UNFINISHED
     for way, score in record["evaluation"].items():
         rounds = ", ".join("-" if r is None else str(r) for r in score["rounds"])
         print(f"{way:8} return {score['mean_return']:8.3f}   rounds to target: {rounds}")

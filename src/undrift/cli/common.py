@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from undrift.errors import ConfigError
 from undrift.experiment.events import Listener
+from undrift.experiment.history import History
 from undrift.experiment.spec import Experiment, load
 from undrift.report.terminal import TerminalView
 from undrift.trackers import open_trackers
 
 Commands = Any  # argparse's own type is private
+DONE, FOUND, WRONG, UNFINISHED = 0, 1, 2, 3  # exit codes, see docs/commands.md
 
 
 def add_experiment(made: argparse.ArgumentParser) -> None:
@@ -55,6 +57,21 @@ def add_running(made: argparse.ArgumentParser) -> None:
         help="also write to tensorboard, wandb or mlflow; may be given several times",
     )
     made.add_argument("--quiet", action="store_true", help="show errors and results only")
+
+
+def tell_empty(runs: Iterable[tuple[str, History]]) -> tuple[int, int]:
+    """Say which runs had rounds that changed nothing; count those runs, and those of only such."""
+    some = never = 0
+    for name, history in runs:
+        empty = history.empty_rounds()
+        if empty:
+            some, never = some + 1, never + (len(empty) == len(history))
+            print(
+                f"undrift: {printable(name)}: {len(empty)} of {len(history)} rounds, the first "
+                f"of them {empty[0]}, changed nothing: every client's update was left out",
+                file=sys.stderr,
+            )
+    return some, never
 
 
 def load_experiments(chosen: argparse.Namespace, more: Sequence[str] = ()) -> list[Experiment]:

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 from undrift.cli.common import (
+    DONE,
+    FOUND,
     Commands,
     add_experiment,
     add_running,
@@ -17,6 +19,7 @@ from undrift.cli.common import (
     load_experiments,
     out_folder,
     say,
+    tell_empty,
 )
 from undrift.comparing import compare
 from undrift.data.summary import summarise
@@ -65,7 +68,9 @@ def do_run(chosen: argparse.Namespace) -> int:
         metric = main_metric(history)
         numbers = f"{metric} {history.last(metric):.4g}, best {history.best(metric):.4g}"
         say(f"{run_folder(out, experiment)}: {len(history)} rounds, {numbers}")
-    return 0
+    names = [str(run_folder(out, experiment)) for experiment in experiments]
+    some, _ = tell_empty(zip(names, histories, strict=True))
+    return FOUND if some else DONE
 
 
 def do_compare(chosen: argparse.Namespace) -> int:
@@ -86,7 +91,12 @@ def do_compare(chosen: argparse.Namespace) -> int:
         )
     say(comparison.text())
     print(f"\nTable, curves, partition and page are in {out}: open {out / 'report.html'}")
-    return 0
+    _, never = tell_empty(
+        (f"{variant.label} seed {seed}", history)
+        for variant in comparison.variants
+        for seed, history in zip(variant.seeds, variant.histories, strict=True)
+    )
+    return FOUND if never else DONE
 
 
 def do_partition(chosen: argparse.Namespace) -> int:

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from undrift.arguments import known_device
-from undrift.cli.common import Commands, finite, listening, printable
+from undrift.cli.common import (
+    DONE,
+    FOUND,
+    UNFINISHED,
+    WRONG,
+    Commands,
+    finite,
+    listening,
+    printable,
+)
 from undrift.core.precision import PRECISIONS
 from undrift.errors import ConfigError, unknown_name
 from undrift.experiment.comparison import aligned
@@ -21,11 +30,12 @@ from undrift.experiment.family import (
     paper_settings,
     settings_of,
 )
-from undrift.papers import Options, chosen_settings, counts, reproduce
+from undrift.papers import Options, Reproduced, chosen_settings, counts, reproduce
 from undrift.papers.counted import COUNTED
 from undrift.papers.figures import CURVES_OF
 from undrift.papers.plan import experiments_of
-from undrift.papers.records import UNFINISHED, check_place, full_cells
+from undrift.papers.records import UNFINISHED as UNFINISHED_CELL
+from undrift.papers.records import check_place, full_cells
 from undrift.papers.scores import number
 from undrift.papers.tuning import best_of, told
 
@@ -83,17 +93,24 @@ def _run(chosen: argparse.Namespace, settings: Sequence[Setting]) -> int:
     total = sum(len(experiments_of(setting, options)) for setting in settings)
     jobs = 1 if chosen.tiny and chosen.jobs is None else chosen.jobs
     with listening(chosen, out, total) as listeners:
-        entries, failures = reproduce(
+        made = reproduce(
             settings, options, out, records,
             minutes=chosen.minutes, jobs=jobs, listeners=listeners,
         )  # fmt: skip
-    if entries or not failures:
-        _show(entries)
+    if made.entries or not made.failures:
+        _show(made.entries)
         _show_counts(settings, records)
-    for failure in failures:  # the last thing that is read
+    for failure in made.failures:  # the last thing that is read
         print(f"undrift: {printable(str(failure))}", file=sys.stderr)
-    fine = all(failure.no_data for failure in failures) and (entries or not failures)
-    return 0 if fine else 2
+    return _code(made)
+
+
+def _code(made: Reproduced) -> int:
+    if made.failures and not (made.entries and all(one.no_data for one in made.failures)):
+        return WRONG
+    if made.unfinished:
+        return UNFINISHED
+    return FOUND if made.failures else DONE  # settings were left out
 
 
 def _check(chosen: argparse.Namespace) -> None:
@@ -145,9 +162,9 @@ def _show(entries: Sequence[dict[str, Any]]) -> None:
         cell = f"{one['setting']} {one['name']}"
         rows.append([cell, *(number(one[n], missing="-") for n in ("ours", "paper")), gap, note])
     print("\n".join(aligned(rows)))
-    if any(one["kind"] == UNFINISHED for one in entries):
+    if any(one["kind"] == UNFINISHED_CELL for one in entries):
         print("unfinished cells go on when the same command is run again")
-    for one in best_of([e for e in entries if e["kind"] != UNFINISHED]):
+    for one in best_of([e for e in entries if e["kind"] != UNFINISHED_CELL]):
         print(told(one))
 
 

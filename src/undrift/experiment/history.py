@@ -64,6 +64,16 @@ class History(Sequence[Record]):
         reached = (r for r, v in pairs if (v <= target if below else v >= target))
         return next(reached, None)
 
+    def empty_rounds(self) -> list[int]:
+        """Name the rounds whose whole cohort was left out: they changed nothing.
+
+        >>> history = History(({"round": 1, "clients": [0, 2], "skipped": [0, 2]},))
+        >>> history.empty_rounds()
+        [1]
+        """
+        asked = (r for r in self.records if r.get("clients"))
+        return [r["round"] for r in asked if len(r["skipped"]) == len(r["clients"])]
+
     def to_pandas(self) -> Any:
         """Make a table with one row per round."""
         try:

@@ -2,6 +2,6 @@
 
 from undrift.papers.plan import Options, chosen_settings
 from undrift.papers.records import counts, read_records
-from undrift.papers.running import reproduce
+from undrift.papers.running import Reproduced, reproduce
 
-__all__ = ["Options", "chosen_settings", "counts", "read_records", "reproduce"]
+__all__ = ["Options", "Reproduced", "chosen_settings", "counts", "read_records", "reproduce"]

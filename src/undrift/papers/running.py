@@ -47,6 +47,7 @@ class Reproduced(NamedTuple):
 
     entries: list[Entry]
     failures: list[Failure]
+    unfinished: bool = False  # the time was over before the end
 
 
 def reproduce(
@@ -82,7 +83,8 @@ def reproduce(
             made.failures.append(failure)
             if len(planned) > 1:  # hours may pass before all of them are told
                 log.warning("%s", failure)
-    return made
+    tasks = [task for group in planned for task in group.all_tasks]
+    return made._replace(unfinished=stop() and not all(_complete(task) for task in tasks))
 
 
 # ------------------------------------------------------------------------------------- running

@@ -1,5 +1,8 @@
 """What becomes of Flower's messages before anything of undrift reads them."""
 
+import contextlib
+import json
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +11,10 @@ pytest.importorskip("flwr", reason="pip install 'undrift[flower]'")
 
 from flwr.app import Array
 
-from undrift.federated.flower import KIND, FlowerGrid, _answer
+from undrift.errors import EmptyRoundError
+from undrift.federated import flower
+from undrift.federated.flower import KIND, FlowerGrid, _answer, _telling
+from undrift.federated.grid import Ask
 
 
 def reply(node, content, error=None):
@@ -42,6 +48,88 @@ def test_the_superlinks_own_errors_are_those_of_the_node_that_was_asked():
 def test_what_is_no_report_is_not_read(content):
     found = _answer(reply(7, content), 7)
     assert found.data == b"" and found.failed == "an answer without a report"
+
+
+# ---- the grid ------------------------------------------------------------------------------------
+class SuperLink:
+    """What a Flower grid does, with nodes that answer, keep silent, start again or send a half."""
+
+    def __init__(self, ways):
+        self.ways, self.since = ways, dict.fromkeys(ways, "10:00")
+
+    def get_nodes(self):
+        return [
+            SimpleNamespace(node_id=node, public_key=b"", last_activated_at=since)
+            for node, since in self.since.items()
+        ]
+
+    def push_messages(self, messages):
+        self.nodes = [m.metadata.dst_node_id for m in messages]
+        for node in self.nodes:
+            if self.ways[node] == "starts again":
+                self.since[node] = "10:05"
+        return [f"m{node}" for node in self.nodes]
+
+    def pull_messages(self, names):
+        replies = [reply(n, good()) for n in self.nodes if self.ways[n] == "answers"]
+        for one in replies:
+            one.metadata.reply_to_message_id = f"m{one.metadata.src_node_id}"
+        if any(self.ways[n] == "half" for n in self.nodes):
+            time.sleep(60)
+        if any(self.ways[n] == "fails" for n in self.nodes):
+            raise OSError("the SuperLink is gone")
+        return [one for one in replies if one.metadata.reply_to_message_id in names]
+
+
+@pytest.fixture(autouse=True)
+def outside_of_an_app(monkeypatch):
+    """Flower's own messages know which app they are made in."""
+    made = lambda ask, _: SimpleNamespace(metadata=SimpleNamespace(dst_node_id=ask.node))  # noqa: E731
+    monkeypatch.setattr(flower, "_message", made)
+
+
+def exchanged(ways, seconds):
+    grid = FlowerGrid(SuperLink(ways))
+    return list(grid.exchange([Ask(node, "train", b"", b"") for node in ways], seconds))
+
+
+def test_a_node_that_was_started_again_is_not_waited_for(monkeypatch):
+    """What it was asked was lost with its process; its answer is asked for anew."""
+    monkeypatch.setattr(flower, "LOOK", 0.0)
+    began = time.monotonic()
+    found = {a.node: a for a in exchanged({1: "answers", 2: "starts again"}, 30.0)}
+    assert time.monotonic() - began < 10
+    assert found[1].data == b"bytes" and found[2].failed == "it was started again"
+
+
+@pytest.mark.parametrize("way", ["silent", "half"])
+def test_the_deadline_holds_whatever_a_node_does(way):
+    began = time.monotonic()
+    found = exchanged({1: "answers", 2: way}, 1.5)
+    assert [a.node for a in found] == ([1] if way == "silent" else [])
+    assert time.monotonic() - began < 4
+
+
+def test_a_superlink_that_is_gone_is_an_error():
+    with pytest.raises(OSError, match="the SuperLink is gone"):
+        exchanged({1: "fails"}, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (None, ""),
+        (EmptyRoundError("3 rounds in a row"), "3 rounds in a row"),
+        (KeyError("x"), "KeyError: 'x'"),
+        (SystemExit(0), "the server's app was stopped"),
+    ],
+)
+def test_the_servers_app_writes_down_how_it_ended(error, told, tmp_path):
+    path = tmp_path / "ended.json"
+    with contextlib.suppress(BaseException), _telling(str(path)):
+        if error is not None:
+            raise error
+    assert json.loads(path.read_text()) == {"error": told}
 
 
 def test_a_node_is_the_client_whose_key_it_has():

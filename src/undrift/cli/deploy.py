@@ -1,4 +1,4 @@
-"""`undrift deploy init | try | check | keys`: from a simulation to machines."""
+"""`undrift deploy init | try | run | check | keys`: from a simulation to machines."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import argparse
 from pathlib import Path
 from shlex import quote
 
-from undrift.cli.common import Commands, add_experiment, add_trust, load_experiments
+from undrift.cli.common import Commands, add_experiment, add_trust, finite, load_experiments
 from undrift.deploy.check import check
 from undrift.deploy.folder import DOOR, PORT, Wanted, init, renew_keys
 from undrift.deploy.local import Local
+from undrift.deploy.operate import operate
 from undrift.errors import ConfigError
 from undrift.experiment.folder import RunFolder
 from undrift.experiment.history import main_metric
+from undrift.federated.running import REFUSED
 
 
 def add_commands(commands: Commands) -> None:
@@ -30,6 +32,7 @@ def add_commands(commands: Commands) -> None:
     made.set_defaults(action=do_init)
     for name, action, told in (
         ("try", do_try, "start a federation on this machine and run its experiment"),
+        ("run", do_run, "run the experiment over the nodes of a running federation"),
         ("check", do_check, "look whether a running federation is all right"),
         ("keys", do_keys, "take the public keys in silos/ into the federation"),
     ):
@@ -37,7 +40,9 @@ def add_commands(commands: Commands) -> None:
         one.add_argument("folder", metavar="FOLDER", help="written by `undrift deploy init`")
         one.set_defaults(action=action)
         if name == "try":
-            one.add_argument("--seconds", type=float, default=3600.0, help="at most (3600)")
+            one.add_argument("--seconds", type=finite, default=3600.0, help="at most (3600)")
+        if name == "run":
+            one.add_argument("--out", metavar="FOLDER", help="default: operator/run")
         if name == "check":
             one.add_argument("--port", type=int, default=PORT, help="of the SuperLink")
             add_trust(one)
@@ -59,15 +64,35 @@ def do_init(chosen: argparse.Namespace) -> int:
 def do_try(chosen: argparse.Namespace) -> int:
     """Start server and nodes on the loopback interface, run, and end them again."""
     place = _project(chosen.folder)
+    if chosen.seconds <= 0:
+        raise ConfigError(f"--seconds {chosen.seconds:g} leaves no time: give more than 0")
     with Local(place) as local:
         print(f"starting a server and {local.clients} nodes; logs are in {local.work}", flush=True)
         local.up()
         print("running", flush=True)
         out = local.run(chosen.seconds)
+    _show(out)
+    return 0
+
+
+def do_run(chosen: argparse.Namespace) -> int:
+    """Run to the end, or go on; an error unless every round was trained."""
+    place = _project(chosen.folder)
+    out = Path(chosen.out).absolute() if chosen.out else place / "operator" / "run"
+    operate(place, out)
+    _show(out)
+    return 0
+
+
+def _show(out: Path) -> None:
+    """Print what a run has reached, and how many reports are not in it."""
     history = RunFolder(out).history()
     metric = main_metric(history)
-    print(f"{out}: {len(history)} rounds, {metric} {history.last(metric):.4g}")
-    return 0
+    missing = sum(len(record["skipped"]) for record in history)
+    asked = sum(len(record["clients"]) for record in history)
+    note = f"; {missing} of {asked} reports are missing, {out / REFUSED} says why"
+    numbers = f"{metric} {history.last(metric):.4g}"
+    print(f"{out}: {len(history)} rounds, {numbers}{note if missing else ''}")
 
 
 def do_check(chosen: argparse.Namespace) -> int:

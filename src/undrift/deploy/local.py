@@ -21,6 +21,7 @@ from undrift.state import disk
 
 SECONDS_TO_START = 90.0
 SECONDS_TO_END = 15.0
+ERROR = "undrift: "  # what the last line begins with where a command of ours fails
 
 
 def free_port() -> int:
@@ -70,6 +71,7 @@ class Local:
         """End a process that we started, with its children."""
         process = self.running.pop(name)
         _signal(process.pid, how)
+        _signal(process.pid, signal.SIGCONT)  # who is stopped hears nothing else
         end = time.monotonic() + SECONDS_TO_END
         while _alive(process) and time.monotonic() < end:
             time.sleep(0.1)
@@ -104,19 +106,19 @@ class Local:
         self, name: str, command: Sequence[str], seconds: float = 120.0, **more: str
     ) -> str:
         """Run a command to its end and give what it says."""
+        path = self.work / f"{name}.log"
+        before = path.stat().st_size if path.is_file() else 0
+        process = self.start(name, command, **more)
         try:
-            done = subprocess.run(
-                command, capture_output=True, env=self.environment(**more), timeout=seconds,
-                stdin=subprocess.DEVNULL, check=False,
-            )  # fmt: skip
+            code = process.wait(seconds)
         except subprocess.TimeoutExpired as late:
-            so_far = last_lines((late.stdout or b"").decode(errors="replace"))
+            so_far = last_lines(_since(path, before))
             raise FederationError(f"{name} did not end within {seconds:g} s: {so_far}") from late
-        said = (done.stdout + done.stderr).decode(errors="replace")
-        with (self.work / f"{name}.log").open("a") as log:
-            log.write(said)
-        if done.returncode:
-            raise FederationError(f"{name} failed: {last_lines(said)}")
+        finally:
+            self.stop(name)
+        said = _since(path, before)
+        if code:
+            raise FederationError(ours(said) or f"{name} failed: {last_lines(said)}")
         return said
 
     def wait_for(self, name: str, port: int) -> None:
@@ -159,6 +161,16 @@ class Local:
         script = str(self.place / "operator" / "run.sh")
         self.command("run", ["/bin/sh", script], seconds, FOLDER=str(out))
         return out
+
+
+def ours(said: str) -> str:
+    """Give the error that a command of ours ended with; nothing if it was somebody else's."""
+    last = last_lines(said, 1)
+    return last.removeprefix(ERROR) if last.startswith(ERROR) else ""
+
+
+def _since(path: Path, start: int) -> str:
+    return path.read_bytes()[start:].decode(errors="replace")
 
 
 def last_lines(said: str, count: int = 6) -> str:

@@ -28,6 +28,7 @@ clientapp = "silos.client_app:app"
 [tool.flwr.app.config]
 folder = ""     # where the server keeps the run
 check = false   # greet everybody and stop
+ended = ""      # where the server writes how the run ended
 """
 
 SERVER_APP = '''\
@@ -115,10 +116,10 @@ flwr supernode list federation
 
 RUN = """\
 #!/bin/sh
-# Runs the experiment, or goes on with it after the last round that was completed.
+# Runs the experiment, or goes on with it after the last round that was completed.  It ends with
+# exit code 0 only if every round was trained.
 set -e
-{quiet}folder="${{FOLDER:-$PWD/run}}"
-exec flwr run ../app federation --stream --run-config "folder=\\"$folder\\"" "$@"
+{quiet}exec undrift deploy run .. --out "${{FOLDER:-$PWD/run}}"
 """
 
 CONFIG = """\
@@ -132,16 +133,36 @@ address = "127.0.0.1:{port}"
 
 NODE = """\
 #!/bin/sh
-# This silo's node: it connects to the server, nobody connects to it.
-trap 'exit 130' INT TERM
-{quiet}# A node that was killed is let in again only when the server has noticed that it was gone.
-while ! flower-supernode --superlink "${{SUPERLINK:-{address}}}" {security} \\
-  --host 127.0.0.1 --port "${{PORT:-9094}}" \\
-  --node-config "client={client} folder=\\"$PWD/state\\" loader=\\"$PWD/loader.py:load\\""
-do
-  echo "the node has stopped; it is started again in 5 seconds"
-  sleep 5
+# This silo's node: it connects to the server, nobody connects to it.  A node that has ended is
+# started again, with growing pauses; after TRIES times in a row without 5 minutes of work the
+# script gives up.  A node that was killed is let in only when the server has noticed it, after
+# a minute.
+{quiet}stop() {{
+  trap '' INT TERM
+  kill "$node" 2>/dev/null && wait "$node"
+  exit "$1"
+}}
+trap 'stop 130' INT
+trap 'stop 143' TERM
+tries=0
+while [ "$tries" -lt "${{TRIES:-1000}}" ]; do
+  begun=$(date +%s)
+  undrift-supernode --superlink "${{SUPERLINK:-{address}}}" {security} \\
+    --host 127.0.0.1 --port "${{PORT:-9094}}" \\
+    --node-config "client={client} folder=\\"$PWD/state\\" loader=\\"$PWD/loader.py:load\\"" &
+  node=$!
+  wait "$node"
+  code=$?
+  [ $(($(date +%s) - begun)) -lt 300 ] || tries=0
+  tries=$((tries + 1))
+  pause=$((tries < 12 ? 5 * tries : 60))
+  echo "the node has ended with exit code $code; it is started again in $pause seconds" >&2
+  sleep "$pause" &
+  node=$!
+  wait "$node"
 done
+echo "the node has ended $tries times in a row: look above for why, then start it again" >&2
+exit 1
 """
 
 NODE_TLS = """\

@@ -5,18 +5,25 @@ A ServerApp and a ClientApp around the same functions as everywhere; no Strategy
 
 from __future__ import annotations
 
+import faulthandler
+import json
 import logging
+import queue
+import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from undrift.errors import ConfigError, MissingExtra
+from undrift.errors import ConfigError, MissingExtra, UndriftError
 from undrift.experiment.events import Listener, Record, RunInfo
 from undrift.federated.grid import Answer, Ask
 from undrift.federated.node import Node, cannot_start
 from undrift.federated.project import Project, node_of, read_project
 from undrift.federated.running import check_deployed, run_deployed
+from undrift.state import disk
 
 try:
     from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
@@ -28,6 +35,8 @@ except ImportError as error:
 log = logging.getLogger("undrift")
 KIND = "undrift.safetensors.1"  # how we call our bytes in Flower's records
 POLL = 0.2  # seconds between two looks for answers
+MONTH = 30 * 86400.0
+LOOK = 5.0  # seconds between two looks whether a node was started again
 
 
 class FlowerGrid:
@@ -48,20 +57,64 @@ class FlowerGrid:
     def exchange(self, asks: Sequence[Ask], timeout: float) -> Iterator[Answer]:
         """Push messages, and pull answers until all are there or time is up."""
         end = time.monotonic() + timeout
-        sent = [_message(ask, timeout) for ask in asks]
-        pushed = list(self.grid.push_messages(sent))
+        started = self._started()
+        pushed = list(self.grid.push_messages([_message(ask, timeout) for ask in asks]))
         for ask, name in zip(asks, pushed, strict=False):
             if not name:
                 yield Answer(ask.node, b"", "Flower could not deliver the message")
         open_ones = {name: ask.node for ask, name in zip(asks, pushed, strict=False) if name}
-        while open_ones:
-            for reply in self.grid.pull_messages(sorted(open_ones)):
-                node = open_ones.pop(reply.metadata.reply_to_message_id, None)
-                yield _answer(reply, node)
-            if time.monotonic() > end:
+        answers: queue.Queue[Answer | Exception] = queue.Queue()
+        # a thread: Flower waits for minutes for a reply whose second half never comes
+        threading.Thread(
+            target=self._pull, args=(dict(open_ones), started, answers, end), daemon=True
+        ).start()
+        for _ in open_ones:
+            try:
+                answer = answers.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
                 return
-            if open_ones:
-                time.sleep(POLL)
+            if isinstance(answer, Exception):
+                raise answer
+            yield answer
+
+    def _started(self) -> dict[int, str]:
+        """Tell since when nodes are connected."""
+        return {int(n.node_id): str(n.last_activated_at) for n in self.grid.get_nodes()}
+
+    def _pull(
+        self,
+        open_ones: dict[str, int],
+        started: Mapping[int, str],
+        answers: queue.Queue[Answer | Exception],
+        end: float,
+    ) -> None:
+        """Look for replies until there is one to every message, or time is up."""
+        next_look = time.monotonic() + LOOK
+        try:
+            while open_ones and time.monotonic() <= end:
+                for reply in self.grid.pull_messages(sorted(open_ones)):
+                    node = open_ones.pop(reply.metadata.reply_to_message_id, None)
+                    if node is not None:
+                        answers.put(_answer(reply, node))
+                if time.monotonic() >= next_look:
+                    next_look = time.monotonic() + LOOK
+                    self._find_restarted(open_ones, started, answers)
+                time.sleep(POLL if open_ones else 0)
+        except Exception as error:  # for who waits for answers
+            answers.put(error)
+
+    def _find_restarted(
+        self,
+        open_ones: dict[str, int],
+        started: Mapping[int, str],
+        answers: queue.Queue[Answer | Exception],
+    ) -> None:
+        """Give up messages of nodes that were started again: what they were asked is lost."""
+        now = self._started()
+        for name, node in list(open_ones.items()):
+            if node in now and now[node] != started.get(node, now[node]):
+                del open_ones[name]
+                answers.put(Answer(node, b"", "it was started again"))
 
 
 def _message(ask: Ask, timeout: float) -> Message:
@@ -96,17 +149,35 @@ def server_app(place: Path | str) -> ServerApp:
 
     def main(grid: Grid, context: Context) -> None:
         _speak()
-        project, folder = read_project(Path(place), trust=True), context.run_config.get("folder")
-        if not isinstance(folder, str) or not folder:
-            raise ConfigError("the run config must name a folder: --run-config 'folder=\"/...\"'")
-        carrier = FlowerGrid(grid, project.keys)
-        if context.run_config.get("check"):
-            check_deployed(project, carrier, folder)
-            return
-        run_deployed(project, carrier, folder, [RoundLines()])
+        with _telling(context.run_config.get("ended")):
+            folder = context.run_config.get("folder")
+            project = read_project(Path(place), trust=True)
+            if not isinstance(folder, str) or not folder:
+                raise ConfigError("the run config must name a folder: sh operator/run.sh does")
+            carrier = FlowerGrid(grid, project.keys)
+            if context.run_config.get("check"):
+                check_deployed(project, carrier, folder)
+                return
+            run_deployed(project, carrier, folder, [RoundLines()])
 
     app.main()(main)
     return app
+
+
+@contextmanager
+def _telling(path: Any) -> Iterator[None]:
+    """Write into a file how the app ended: Flower tells nobody outside."""
+    told = "the server's app was stopped"
+    try:
+        yield
+        told = ""
+    except Exception as error:
+        told = str(error) if isinstance(error, UndriftError) else f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        if isinstance(path, str) and path:
+            with suppress(OSError):  # nobody waits for it any more
+                disk.write_atomically(Path(path), [json.dumps({"error": told}).encode()])
 
 
 def _speak() -> None:
@@ -156,12 +227,18 @@ def client_app(place: Path | str) -> ClientApp:
         asked = message.content["ask"]
         common, own = asked["common"].data, asked["own"].data
         try:
-            node = _node(read_project(Path(place), trust=True), Path(place), context.node_config)
+            project = read_project(Path(place), trust=True)
+            # who hangs, in a loader perhaps, keeps the node from all later messages
+            seconds = min(project.patience.seconds, MONTH)
+            faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+            node = _node(project, Path(place), context.node_config)
         except Exception as error:
             log.exception("this node cannot start")
             data = cannot_start(own, error)
         else:
             data = node.answer(common, own)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
         record = RecordDict({"answer": ArrayRecord({"answer": _array(data)})})
         return Message(record, reply_to=message)
 

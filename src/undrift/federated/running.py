@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from undrift.errors import EmptyRoundError
 from undrift.experiment.events import Listener
 from undrift.experiment.exam import Exam, Paper
 from undrift.experiment.folder import RunFolder
@@ -105,7 +106,19 @@ def run_deployed(
             history = session.close()
     for listener in listeners:
         listener.finished(info, history)
+    _check_whole(history, place, project.patience.minimum)
     return history
+
+
+def _check_whole(history: History, place: RunFolder, minimum: int) -> None:
+    """Refuse to call a run complete whose rounds did not all count."""
+    empty = history.empty_rounds()
+    if empty:
+        names = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
+        raise EmptyRoundError(
+            f"{len(empty)} of {len(history)} rounds ({names}) had fewer than {minimum} reports and "
+            f"changed nothing; {place.path / REFUSED} tells why. The model of the others is kept"
+        )
 
 
 def check_deployed(project: Project, grid: Grid, folder: Path | str) -> None:

@@ -230,7 +230,7 @@ def client_app(place: Path | str) -> ClientApp:
             project = read_project(Path(place), trust=True)
             # who hangs, in a loader perhaps, keeps the node from all later messages
             seconds = min(project.patience.seconds, MONTH)
-            faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+            faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or 2)
             node = _node(project, Path(place), context.node_config)
         except Exception as error:
             log.exception("this node cannot start")

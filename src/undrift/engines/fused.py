@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from undrift.core.tree import Tree, leaves, rebuild, structure
+from undrift.kernels.memory import own_compiler_cache
 
 log = logging.getLogger("undrift")
 
@@ -134,6 +135,7 @@ def compiled(traced: torch.fx.GraphModule, given: list[Tensor]) -> Callable[...,
     """
     from torch._inductor import compile as compile_recorded
 
+    own_compiler_cache()
     with torch.no_grad():
         made: Callable[..., Any] = compile_recorded(traced, list[Any](given))
     return made

@@ -6,15 +6,20 @@ damaged or cannot be written costs time and nothing else.
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from undrift.kernels.own_files import make_own_folder, open_ours
+
 log = logging.getLogger("undrift")
 
+LARGEST = 50_000_000  # bytes that are read of a file
 SHIPPED = Path(__file__).parent / "shipped"
 _known: dict[Path, dict[str, Any]] = {}  # what was read, by file
 
@@ -22,14 +27,14 @@ _known: dict[Path, dict[str, Any]] = {}  # what was read, by file
 def recall(key: str) -> dict[str, Any] | None:
     """Give what was found for a kernel, a problem and a device, if it was."""
     own = _file()
-    found = _read(own).get(key) or _read(SHIPPED / own.name).get(key)
+    found = _read(own).get(key) or _read(SHIPPED / own.name, shipped=True).get(key)
     return dict(found) if isinstance(found, dict) else None
 
 
 def everything() -> dict[str, Any]:
     """Give all that is known, by kernel, problem and device."""
     own = _file()
-    return {**_read(SHIPPED / own.name), **_read(own)}
+    return {**_read(SHIPPED / own.name, shipped=True), **_read(own)}
 
 
 def remember(key: str, configuration: dict[str, Any]) -> None:
@@ -39,10 +44,11 @@ def remember(key: str, configuration: dict[str, Any]) -> None:
     made = {**_read(path), key: configuration}
     _known[path] = made
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f"{path.name}.{os.getpid()}")
-        beside.write_text(json.dumps(made, indent=1, sort_keys=True))
-        beside.replace(path)
+        with tempfile.TemporaryDirectory(dir=make_own_folder(path.parent)) as scratch:
+            beside = Path(scratch, path.name)
+            beside.write_text(json.dumps(made, indent=1, sort_keys=True))
+            beside.chmod(0o600)
+            beside.replace(path)
     except OSError as error:
         log.debug("%s is not written: %s", path, error)
 
@@ -59,17 +65,30 @@ def folder() -> Path:
         return Path(tempfile.gettempdir()) / f"undrift-{os.getuid()}"
 
 
+def own_compiler_cache() -> None:
+    """Let torch keep compiled code where ours is: its own place in /tmp may be somebody else's."""
+    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+        return
+    try:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(make_own_folder(folder() / "inductor"))
+    except OSError:  # built anew by every process, which alone may enter
+        made = tempfile.mkdtemp(prefix="undrift-inductor-")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = made
+        atexit.register(shutil.rmtree, made, ignore_errors=True)
+
+
 def _file() -> Path:
     import triton
 
     return folder() / f"kernels-triton-{triton.__version__}.json"
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, shipped: bool = False) -> dict[str, Any]:
     if path not in _known:
         try:
-            found = json.loads(path.read_text())
-        except (OSError, ValueError):
+            with open(path if shipped else open_ours(path), "rb") as file:
+                found = json.loads(file.read(LARGEST))
+        except (OSError, ValueError, RecursionError):
             found = {}
         _known[path] = found if isinstance(found, dict) else {}
     return _known[path]

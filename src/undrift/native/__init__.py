@@ -13,7 +13,6 @@ import logging
 import os
 import platform
 import shutil
-import stat
 import subprocess
 import tempfile
 from functools import cache
@@ -22,6 +21,7 @@ from pathlib import Path
 import torch
 
 from undrift.kernels.memory import folder
+from undrift.kernels.own_files import NotOurs, make_own_folder, open_ours
 
 log = logging.getLogger("undrift")
 
@@ -30,6 +30,7 @@ FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping
          "-fPIC")  # fmt: skip
 PATIENCE = 60  # seconds for a compiler
 DIGEST = hashlib.sha256().digest_size  # bytes behind a built file
+LARGEST = 100_000_000  # bytes; a built file has some hundred thousand
 
 
 BITS = {torch.float32: 32, torch.float64: 64}
@@ -42,16 +43,42 @@ def loops(dtype: torch.dtype) -> ctypes.CDLL | None:
         return None
     try:
         file = _file(compiler := _compiler(), BITS[dtype])
-        if not _is_whole(file):
-            _build(compiler, BITS[dtype], file)
-        return _opened(file)
+        return _loaded(file) or _loaded(_build(compiler, BITS[dtype], file))
     except (OSError, subprocess.SubprocessError, AttributeError) as error:
         log.info("loops in C are not used: %s", error)
         return None
 
 
-def _opened(file: Path) -> ctypes.CDLL:
-    found = ctypes.CDLL(str(file))
+def _loaded(file: Path) -> ctypes.CDLL | None:
+    """Load a file that is there as it was built: half of one would end this process.
+
+    It is opened once.  What was opened is checked, and this very file is loaded.
+    """
+    try:
+        opened = open_ours(file)
+    except (FileNotFoundError, NotOurs) as error:
+        log.debug("%s is built anew: %s", file, error)
+        return None
+    with open(opened, "rb", closefd=False) as source:
+        made = source.read(LARGEST)
+    descriptor = Path(f"/proc/self/fd/{opened}")
+    whole = made[-DIGEST:] == _digest(made[:-DIGEST])
+    if whole and descriptor.exists():
+        # it stays open: the next library may not get this name, by which loaded ones are known
+        return _declared(ctypes.CDLL(str(descriptor)))
+    os.close(opened)
+    return _copied(file.name, made) if whole else None
+
+
+def _copied(name: str, made: bytes) -> ctypes.CDLL:
+    """Load a copy, where a descriptor has no path: in a folder that nobody else may enter."""
+    with tempfile.TemporaryDirectory() as own:
+        copy = Path(own, name)
+        copy.write_bytes(made)
+        return _declared(ctypes.CDLL(str(copy)))
+
+
+def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     number, address = ctypes.c_int64, ctypes.c_void_p
     found.undrift_dense_room.argtypes = [address, number]
     found.undrift_dense_train.argtypes = [address] * 8
@@ -73,33 +100,14 @@ def _file(compiler: str, bits: int) -> Path:
         *map(str.encode, _flags(bits)),
     ]
     name = hashlib.sha256(b"\0".join(made_of)).hexdigest()[:32]
-    place = folder() / "native"
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not _is_ours(place):
-        raise PermissionError(f"{place} may be written by others: remove it, or set UNDRIFT_CACHE")
-    return place / f"dense{bits}-{name}.so"
-
-
-def _is_ours(path: Path) -> bool:
-    """Whether nobody else can have written something: it will be executed."""
-    found = path.lstat()
-    link = stat.S_ISLNK(found.st_mode)
-    return not link and found.st_uid in (os.getuid(), 0) and not found.st_mode & 0o022
-
-
-def _is_whole(file: Path) -> bool:
-    """Whether a file is there as it was built: half of one would end this process."""
-    if not file.exists() or not _is_ours(file):
-        return False
-    made = file.read_bytes()
-    return made[-DIGEST:] == _digest(made[:-DIGEST])
+    return make_own_folder(folder() / "native") / f"dense{bits}-{name}.so"
 
 
 def _digest(made: bytes) -> bytes:
     return hashlib.sha256(made).digest()
 
 
-def _build(compiler: str, bits: int, file: Path) -> None:
+def _build(compiler: str, bits: int, file: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
         beside = Path(scratch, file.name)
         _run([compiler, *_flags(bits), "-x", "c", str(SOURCE), "-o", str(beside), "-lm"])
@@ -110,6 +118,7 @@ def _build(compiler: str, bits: int, file: Path) -> None:
             os.fsync(to.fileno())
         beside.chmod(0o700)
         beside.replace(file)  # another process may have made the same
+    return file
 
 
 def _compiler() -> str:

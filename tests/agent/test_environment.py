@@ -253,9 +253,11 @@ def test_bad_settings_are_refused(changes, says):
 
 def test_what_an_agent_may_do_and_sees_is_set_by_name():
     said = ["agent.reach=0.05", "agent.scale=fit", "agent.sees=['pca','knobs']", "agent.rollouts=9"]
+    said += ["agent.action=offset"]
     experiment, settings = small(*said)
     steering = experiment.algorithm.rules[0].steering
     assert (steering.reach, steering.scale) == ((0.05, 0.05), "fit")
+    assert steering.action == "offset"
     assert steering.sees == ("pca", "knobs") and settings.rollouts == 9
 
 
@@ -265,6 +267,21 @@ def test_shipped_agents_train_on_iid_data_that_is_no_test_set(name):
     assert type(experiment.partition).__name__ == "Iid" and experiment.hold.validation_clients
     assert experiment.sampler in (Everyone(), Uniform(count=10))  # ten clients in a round
     assert settings.knobs == ("alpha1", "alpha2")
+
+
+def test_listed_cohorts_need_be_as_many_as_an_episode_has_rounds():
+    """The experiment's own 100 rounds are nothing to an agent."""
+    listed = {"use": "explicit", "rounds": [[0, 1], [2, 3], [0, 2], [1, 3]]}
+    experiment, settings = load_agent({**TABLE, "sampler": listed})
+    assert experiment.rounds == settings.rounds == 4
+    FederationEnv(experiment, settings).reset(seed=0)
+    with pytest.raises(ConfigError, match="4 cohorts for 5 rounds"):
+        load_agent({**TABLE, "sampler": listed}, ["agent.rounds=5"])
+
+
+def test_rounds_of_the_experiment_are_refused_in_a_file_too():
+    with pytest.raises(ConfigError, match=r"agent.rounds"):
+        load_agent({**TABLE, "rounds": 7})
 
 
 def test_what_cannot_be_rewarded_is_refused():

@@ -79,7 +79,9 @@ def test_i44_cells_are_the_stand_alone_algorithms(world, server):
 def test_fresh_mode_with_one_full_step_is_gradient_descent_delayed_by_a_round(world):
     """Each step is -eta (g_i + c - g_i) = -eta c, and c is LAST round's gradient: x_1 = x_0."""
     b = step_batches(world, ALL, steps=1)
-    run = comfed(world, ALL, b, SGD, client="scaf", server="sgd", scaf_mode="fresh")
+    run = comfed(
+        world, ALL, b, SGD, client="scaf", server="sgd", scaf_mode="fresh", c_weights="size"
+    )
     inputs = np.concatenate([x for x, _ in world.data])
     labels = np.concatenate([y for _, y in world.data])
     models = [world.w0, world.w0]

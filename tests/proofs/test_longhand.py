@@ -183,8 +183,14 @@ def comfed_cases() -> dict[str, Case]:
     cases = {f"comfed-{c}-{s}": comfed_case(c, s) for c in CLIENTS for s in SERVERS}
     for server in SERVERS:
         cases[f"comfed-scaf-II-{server}"] = comfed_case("scaf", server, "II")
-        cases[f"comfed-scaf-fresh-{server}"] = comfed_case("scaf", server, mode="fresh")
-        cases[f"comfed-scaf-literal-{server}"] = comfed_case("scaf", server, mode="literal")
+        cases[f"comfed-scaf-fresh-{server}"] = comfed_case("scaf", server, mode="fresh", c="size")
+    cases["comfed-scaf-fresh-uniform"] = comfed_case("scaf", "yogi", mode="fresh")
+    for server in SERVERS:
+        for c in ("size", "population"):
+            literal = comfed_case("scaf", server, mode="literal", c=c)
+            cases[f"comfed-scaf-literal-{c}-{server}"] = literal
+    for c in ("size", "population"):
+        cases[f"comfed-scaf-literal-II-{c}"] = comfed_case("scaf", "sgd", "II", "literal", c)
     for option in ("I", "II"):
         cases[f"comfed-scaf-{option}-c-size"] = comfed_case("scaf", "yogi", option, c="size")
     for client in CLIENTS:
@@ -212,7 +218,8 @@ LATER = {
     *(f"comfed-{c}-{s}" for c in CLIENTS for s in SERVERS if f"comfed:{c}-{s}" not in CELLS),
     *(f"comfed-scaf-II-{server}" for server in ("sgd", "adam", "adagrad")),
     *(f"comfed-scaf-fresh-{server}" for server in ("adam", "adagrad", "yogi")),
-    *(f"comfed-scaf-literal-{server}" for server in ("sgd", "adagrad", "yogi")),
+    *(f"comfed-scaf-literal-size-{server}" for server in ("sgd", "adagrad", "yogi")),
+    *(f"comfed-scaf-literal-population-{server}" for server in ("adam", "adagrad", "yogi")),
     *(f"comfed-{client}-adam-tau-1e-9" for client in ("sgd", "prox", "nova")),
 }
 assert set(CASES) >= LATER

@@ -102,37 +102,84 @@ def test_a_cell(client: str, server: str) -> None:
     check(algorithm, told, SOME, order)
 
 
-@pytest.mark.parametrize("mode", ["fresh", "literal", "size"])
-def test_readings_of_scaf(mode: str) -> None:
-    """fresh: c_i = grad f_i(x) at once, c for the next round; literal: no correction at all."""
-    order, x, c, told, c_i = batches(SOME), vec(net()), ZERO, [], dict.fromkeys(range(N), ZERO)
+READINGS = [
+    (mode, option, correction, weights)
+    for mode, option, correction in [
+        *(("persistent", o, c) for o in ("I", "II") for c in ("gradient", "post_step")),
+        *(("fresh", "I", c) for c in ("gradient", "post_step")),
+        *(("literal", o, "gradient") for o in ("I", "II")),
+    ]
+    for weights in (None, "uniform", "size")
+]
+
+
+def scaf(mode: str, option: str, correction: str, by_size: bool) -> list[Told]:
+    """Persistent: c_i is kept; fresh: c_i = grad f_i(x) at once; literal: c_i <- c at first."""
+    order, x, c, told, kept = batches(SOME), vec(net()), ZERO, [], dict.fromkeys(range(N), ZERO)
     for r, ids in enumerate(SOME):
-        models, fresh = {}, {i: full_gradient(x, i) for i in ids}
+        models, change, lr = {}, {}, LR * FALL**r
         for i in ids:
-            model = model_at(x)
-            extra = {"fresh": c - fresh[i], "literal": ZERO, "size": c - c_i[i]}[mode]
-            correct = lambda m, extra=extra: add_to_grads(m, extra)  # noqa: E731
-            train(model, i, order[r, i], torch_sgd(model, r, RHO), change=correct)
+            gradient = full_gradient(x, i)
+            c_i = {"persistent": kept[i], "fresh": gradient, "literal": c}[mode]
+            model, extra = model_at(x), c - c_i
+            if correction == "gradient":
+                how = {"change": lambda m, extra=extra: add_to_grads(m, extra)}
+                length = lr * heavy_length(len(order[r, i]), RHO)
+            else:
+                how = {"after": lambda m, extra=extra, lr=lr: shift(m, -lr * extra)}
+                length = lr * len(order[r, i])
+            train(model, i, order[r, i], torch_sgd(model, r, RHO), **how)
             models[i] = vec(model)
-        c = {
-            "fresh": mean_of(fresh, by_size=True),
-            "literal": c + sum(fresh[i] - c for i in ids) / N,
-            "size": c + mean_of({i: fresh[i] - c_i[i] for i in ids}, by_size=True),
-        }[mode]
-        c_i |= fresh
+            new = gradient if option == "I" else c_i - c + (x - models[i]) / length
+            change[i] = new - (ZERO if mode == "fresh" else c_i)
+            kept[i] = new
+        mean = mean_of(change, by_size=by_size)
+        shared = mean if by_size or mode == "fresh" else mean * len(ids) / N
+        c = shared if mode == "fresh" else c + shared
         x = mean_of(models, by_size=True)
-        told.append(Told(x, models, x, {"c": c}))
-    options = {"c_weights": "size"} if mode == "size" else {"mode": mode}
-    check(fl.comfed("scaf", "sgd", local=HEAVY, **options), told, SOME, order)
+        own = {i: {"c_i": kept[i]} for i in ids} if mode == "persistent" else {}
+        told.append(Told(x, models, x, {"c": c}, own))
+    return told
+
+
+def shift(model: nn.Module, by: Tensor) -> None:
+    torch.nn.utils.vector_to_parameters(vec(model) + by, model.parameters())
+
+
+@pytest.mark.parametrize(("mode", "option", "correction", "weights"), READINGS)
+def test_readings_of_scaf(mode: str, option: str, correction: str, weights: str | None) -> None:
+    """Each with c by size and with equal weights; left out, as the paper has them in that mode."""
+    by_size = weights == "size" or (weights is None and mode != "persistent")
+    told = scaf(mode, option, correction, by_size)
+    algorithm = fl.comfed(
+        "scaf", local=HEAVY, mode=mode, option=option, correction=correction, c_weights=weights
+    )
+    check(algorithm, told, SOME, batches(SOME))
+    other = scaf(mode, option, correction, not by_size)
+    assert (other[-1].letters["c"] - told[-1].letters["c"]).abs().max() > 1e-3
 
 
 # ---- server momentum in local steps --------------------------------------------------------------
-def going(style: str, server: str, b: float, scale: bool) -> list[Told]:
-    """M = -m / (eta K), m the average of D, K the mean of ||a_i||_1 by size."""
+def pulled_length(steps: int, lr: float, pull: float) -> float:
+    """||a||_1 of heavy ball beside a pull: how far whole gradients move a model, over lr."""
+    moved = buffer = 0.0
+    for _ in range(steps):
+        buffer = RHO * buffer + 1 - pull * lr * moved
+        moved += buffer
+    return moved
+
+
+def going(style: str, server: str, b: float, scale: bool, mu: float = 0.0) -> list[Told]:
+    """M = -m / (eta K), m the average of D, K the mean of ||a_i||_1 by size.
+
+    A pull towards x shortens K by as much as it acts: with mu (1 - b) in a mixture.
+    """
     order, x, told, opt = batches(SOME), vec(net()), [], Server(server)
     m, v, unit = ZERO, ZERO, 1.0
     for r, ids in enumerate(SOME):
-        lr, models, a = LR * FALL**r, {}, lengths(order, r, ids)
+        lr, models = LR * FALL**r, {}
+        acts = mu * (1 - b) if style == "mimelite" else mu
+        a = {i: pulled_length(len(order[r, i]), lr, acts) for i in ids}
         M = -m / unit
         if scale:
             s = 1 / (v.sqrt() + TAU)
@@ -140,7 +187,7 @@ def going(style: str, server: str, b: float, scale: bool) -> list[Told]:
         for i in ids:
             y, buf = x.clone(), ZERO
             for batch in order[r, i]:
-                g = _gradient(y, i, batch)
+                g = _gradient(y, i, batch) + mu * (y - x)
                 u = (1 - b) * g + b * M if style == "mimelite" else g + b * M
                 buf = RHO * buf + u
                 y = y - lr * buf
@@ -168,6 +215,14 @@ def test_server_momentum_in_local_steps(style: str, server: str) -> None:
     told = going(style, server, 0.6, scale=False)
     adaptive = {} if server == "sgd" else {"server_lr": RATE, "tau": TAU}
     algorithm = fl.comfed("sgd", server, local_momentum=style, b=0.6, local=HEAVY, **adaptive)
+    check(algorithm, told, SOME, batches(SOME))
+
+
+@pytest.mark.parametrize("style", ["mimelite", "fedadc"])
+def test_server_momentum_beside_a_pull(style: str) -> None:
+    """K counts the pull as it acts."""
+    told = going(style, "sgd", 0.6, scale=False, mu=1.5)
+    algorithm = fl.comfed("prox", mu=1.5, local_momentum=style, b=0.6, local=HEAVY)
     check(algorithm, told, SOME, batches(SOME))
 
 

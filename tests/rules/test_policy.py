@@ -97,6 +97,8 @@ def test_another_description_is_found():
         (lambda: Steering(("alpha1", "alpha1")), "each once"),
         (lambda: Steering(("alpha1",), (0.1, 0.1)), "one number in"),
         (lambda: Steering(reach=(0.1, 2.0)), "one number in"),
+        (lambda: Steering(action="chang"), "Did you mean 'change'"),
+        (lambda: Steering(reach=0.1, action="value"), "leave reach out"),
         (lambda: fl.fedrl(0.1, policy="digit"), "Did you mean 'digits'"),
         (lambda: fl.fedrl(0.1, policy="none/such.safetensors"), "no policy file"),
         (lambda: fl.fedrl(0.1, policy=""), "give the name"),

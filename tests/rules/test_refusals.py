@@ -145,9 +145,11 @@ def test_q_fedsgd_takes_one_step():
         (
             fl.comfed,
             {"client": "scaf", "correction": "post_step", "mode": "literal"},
-            "post_step goes with",
+            "no SCAFFOLD named",
         ),
-        (fl.comfed, {"client": "scaf", "correction": "post_step", "c_weights": "size"}, "uniform"),
+        (fl.comfed, {"client": "scaf", "mode": "fresh", "option": "II"}, "no SCAFFOLD named"),
+        (fl.comfed, {"client": "scaf", "c_weights": "sizes"}, "Did you mean 'size'"),
+        (fl.scaffold, {"correction": "post_step", "scaffold_base_lr": True}, "round's own lr"),
         (fl.scaffold, {"scaffold_base_lr": True, "option": "I"}, "option II"),
         (fl.scaffold, {"correction": "unbalanced", "c_weights": "size"}, "uniform weights of c"),
         (fl.feddyn, {"solver": "exakt"}, "Did you mean 'exact'"),

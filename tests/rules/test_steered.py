@@ -189,6 +189,51 @@ def test_the_state_may_be_scaled_by_what_the_direction_was_fitted_on(pca, tmp_pa
     assert float(helm(made).seen.value) == pytest.approx(np.clip(wanted, -10, 10), abs=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["change", "offset", "value"])
+def test_an_action_may_change_a_knob_move_it_from_its_start_or_be_it(kind, tmp_path):
+    reach = None if kind == "value" else (0.05, 0.02)
+    steering = Steering(reach=reach, action=kind)
+    path = tmp_path / f"{kind}.safetensors"
+    path.write_bytes(encode_policy(layers(), steering, {}))
+    made = trainer(fl.fedrl(0.1, policy=str(path)), torch.float64)
+    assert made.algorithm.rules[0].steering == steering
+    low, high, start = np.zeros(2), np.array([0.999, 0.9999]), np.array([0.9, 0.99])
+    before, seen = start, set()
+    for _ in range(5):
+        made.round()
+        u, knobs = helm(made).action.numpy(), helm(made).knobs.numpy()
+        wanted = {
+            "change": before + np.array([0.05, 0.02]) * u,
+            "offset": start + np.array([0.05, 0.02]) * u,
+            "value": (low + high) / 2 + u * (high - low) / 2,
+        }[kind]
+        assert np.abs(knobs - np.clip(wanted, low, high)).max() < 1e-12
+        before = knobs
+        seen.add(tuple(knobs))
+    assert len(seen) > 1
+
+
+@pytest.mark.parametrize("kind", ["offset", "value"])
+def test_nobody_acts_before_there_is_a_direction(kind, tmp_path):
+    path = tmp_path / f"{kind}.safetensors"
+    path.write_bytes(encode_policy(layers(), Steering(action=kind), {}))
+    cohorts = fl.Explicit(([2], [0, 1, 3]))
+    made = trainer(fl.fedrl(0.1, policy=str(path)), torch.float64, sampler=cohorts)
+    made.round()
+    assert helm(made).knobs.tolist() == [0.9, 0.99]
+    made.round()
+    assert helm(made).knobs.tolist() != [0.9, 0.99]
+
+
+def test_by_the_run_the_first_state_is_0_and_the_second_1_or_minus_1(bold):
+    """Whatever the data: one number has no deviation, two are one deviation from their mean."""
+    made = trainer(fl.fedrl(0.1, policy=bold), torch.float64)
+    made.round()
+    assert float(helm(made).seen.value) == 0
+    made.round()
+    assert abs(float(helm(made).seen.value)) == pytest.approx(1, abs=1e-9)
+
+
 def test_a_state_far_off_is_cut_off():
     rule = Steered(None, steering=Steering(scale="fit"))
     state = rule.init_server(torch.zeros(4), None)

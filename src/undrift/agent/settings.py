@@ -46,6 +46,7 @@ class AgentSettings:
     reach: tuple[float, ...] | float | None = None
     sees: tuple[str, ...] = ("pca",)
     scale: str = "run"
+    action: str = "change"
     seed: int = 0
     lr: float = 3e-4
     discount: float = 0.9
@@ -84,7 +85,7 @@ class AgentSettings:
 
     def steering(self) -> Steering:
         """Give what the agent sees and turns."""
-        return Steering(self.knobs, self.reach, self.sees, self.scale)
+        return Steering(self.knobs, self.reach, self.sees, self.scale, self.action)
 
     def table(self) -> dict[str, Any]:
         """Give the settings as a plain table."""
@@ -144,7 +145,7 @@ def load_agent(
     """Read a file, or a shipped one by its name: the federation to steer, and the agent."""
     table, stem, home = _read(source)
     table = override(table, changes)
-    if any(change.partition("=")[0].strip() == "rounds" for change in changes):
+    if "rounds" in table:
         raise ConfigError(f"rounds = {table['rounds']!r}: an agent's episodes have agent.rounds")
     told = table.pop("agent", None)
     if not isinstance(told, dict):
@@ -159,8 +160,8 @@ def load_agent(
     own = dict(table.pop("algorithm", {}))
     if own.pop("use", "fedrl") != "fedrl":
         raise ConfigError("algorithm.use: an agent steers 'fedrl'; leave it out")
-    whole = {"name": stem, **table, "algorithm": PLACEHOLDER, "label": "agent"}
-    found = load(Source(whole, home, trusted=True))  # the caller's own file
+    fixed = {"rounds": settings.rounds, "algorithm": PLACEHOLDER, "label": "agent"}
+    found = load(Source({"name": stem, **table, **fixed}, home, trusted=True))  # the caller's own
     if len(found) != 1:
         raise ConfigError("an agent is trained on one experiment: give no lists of values")
     # what it sees and turns is said in [agent]: `steering` is no setting here
@@ -170,7 +171,7 @@ def load_agent(
             f"agent.rounds = {settings.rounds}: with pca = 'rounds' nobody acts before round "
             f"{ROUNDS_TO_FIT}; give more, or pca = 'clients'"
         )
-    return replace(found[0], algorithm=algorithm, rounds=settings.rounds), settings
+    return replace(found[0], algorithm=algorithm), settings
 
 
 def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str, Path | None]:

@@ -303,12 +303,10 @@ def _impulse_step(algo: Algorithm, views: list[ClientView], carry: Carry, lr: An
     scalar, optimizer = carry.impulse
     g = torch.ones_like(scalar)
     shown = [
-        (rule, silent_view(view, scalar))
-        for rule, view in zip(algo.rules, views, strict=False)
-        if rule.in_path
+        (rule, silent_view(view, scalar)) for rule, view in zip(algo.rules, views, strict=False)
     ]
     for rule, view in shown:
-        g = rule.direction(g, view)
+        g = rule.counted(g, view)
     # clipping is left out: it has no coefficients; weight decay belongs to the gradient
     plain = tree.replace(algo.local, clip=None, clip_eps=CLIP_EPS, weight_decay=0.0)
     scalar, optimizer = local_step(plain, scalar, g, optimizer, lr)
@@ -329,11 +327,9 @@ def check_path(
     views = views_of(algo, task, broadcast, client, carry, batch, key)
     g = torch.ones_like(broadcast.w)
     for rule, view in zip(algo.rules, views, strict=False):
-        if not rule.in_path:
-            continue
         try:
-            g = rule.direction(g, silent_view(view, torch.zeros_like(g)))
-            small = rule.direction(g[:1], silent_view(view, torch.zeros_like(g[:1])))
+            g = rule.counted(g, silent_view(view, torch.zeros_like(g)))
+            small = rule.counted(g[:1], silent_view(view, torch.zeros_like(g[:1])))
         except Exception as error:
             raise _no_path(rule, f"fails on a model of one parameter ({error})") from error
         if g.shape != broadcast.w.shape or small.shape != (1,) or not bool((g == g[0]).all()):

@@ -112,7 +112,6 @@ class Rule:
     observes: ClassVar[bool] = False  # measures and changes nothing: what it sends is not counted
     rows_known: ClassVar[bool] = False  # rows follow from the deltas: they are not counted either
     exact_path: ClassVar[bool] = False  # wants ||a_i||_1 itself: clipping is refused
-    in_path: ClassVar[bool] = True  # its direction counts in ||a_i||_1
     reads_everyone: ClassVar[bool] = False  # reads ServerView.everyone
     claims: ClassVar[tuple[str, ...]] = ()  # what only one rule of an algorithm may do
     reads: ClassVar[str] = ""  # "deltas" or "steps": the update must be a mean of these
@@ -162,6 +161,13 @@ class Rule:
     def direction(self, g: Vec, view: ClientView) -> Vec:
         """Transform the gradient of a local step."""
         return g
+
+    def counted(self, g: Vec, view: ClientView) -> Vec:
+        """Give what `direction` makes of ||a_i||_1's impulse, where that is something else.
+
+        The impulse is a gradient of 1 on a blank model; `g` is 1 and what rules before added.
+        """
+        return self.direction(g, view)
 
     def after_step(self, w: Vec, view: ClientView) -> Vec:
         """Move the model once more after the optimizer's step, which started at `view.w`."""

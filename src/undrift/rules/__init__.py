@@ -22,6 +22,7 @@ from undrift.rules.client import (
     ScaffoldFresh,
     ScaffoldGradient,
     ScaffoldLiteral,
+    ScaffoldLiteralPath,
     ScaffoldM,
 )
 from undrift.rules.contrast import Moon
@@ -122,6 +123,7 @@ __all__ = [
     "ScaffoldFresh",
     "ScaffoldGradient",
     "ScaffoldLiteral",
+    "ScaffoldLiteralPath",
     "ScaffoldM",
     "Schedule",
     "ServerMomentum",

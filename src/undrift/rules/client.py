@@ -127,6 +127,8 @@ class ScaffoldFresh(Rule):
 
     claims: ClassVar[tuple[str, ...]] = (VARIATES,)
 
+    c_by_size: bool = static(default=True)
+
     def check_beside(self, algorithm: Any) -> None:
         need_gradients(self, algorithm)
 
@@ -143,10 +145,11 @@ class ScaffoldFresh(Rule):
         return g + (view.broadcast - view.probe)
 
     def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
-        return delta, EMPTY, (view.size * view.probe, view.size)
+        return delta, EMPTY, weighed(view.probe, view, self.c_by_size)
 
     def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
-        return update, view.upload[0] / view.upload[1]
+        of_cohort = view._replace(population=view.count)
+        return update, mean_change(of_cohort, self.c_by_size)
 
 
 def need_gradients(rule: Rule, algorithm: Any) -> None:
@@ -161,7 +164,12 @@ def need_gradients(rule: Rule, algorithm: Any) -> None:
 
 @record
 class ScaffoldLiteral(Rule):
-    """ComFed algorithm 2 to the letter: c_i <- c first, so the correction is zero (R4)."""
+    """ComFed algorithm 2 to the letter: c_i <- c first, so the correction is zero (R4).
+
+    By size, c moves by sum q_i dc_i as line 20 prints; otherwise by sum dc_i / N.
+    """
+
+    c_by_size: bool = static(default=True)
 
     def init_server(self, w: Vec, sizes: Sizes) -> Tree:
         return torch.zeros_like(w)  # c
@@ -177,10 +185,24 @@ class ScaffoldLiteral(Rule):
         return g + (view.broadcast - c_i)
 
     def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
-        return delta, EMPTY, view.probe - view.broadcast
+        return delta, EMPTY, weighed(view.probe - view.broadcast, view, self.c_by_size)
 
     def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
-        return update, state + view.upload / view.population
+        return update, state + mean_change(view, self.c_by_size)
+
+
+@record
+class ScaffoldLiteralPath(ScaffoldLiteral):
+    """`ScaffoldLiteral` with option II: c_i becomes the mean gradient of the local steps."""
+
+    needs_path: ClassVar[bool] = True
+
+    def probe(self, view: ClientView) -> Tree:
+        return EMPTY
+
+    def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
+        change = view.lost / (view.path * view.lr) - view.broadcast
+        return delta, EMPTY, weighed(change, view, self.c_by_size)
 
 
 @record

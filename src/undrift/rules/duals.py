@@ -203,7 +203,6 @@ class FedDc(Rule):
     """
 
     needs_path: ClassVar[bool] = True
-    in_path: ClassVar[bool] = False  # c_i divides by the paper's K, which the pull does not shorten
     claims: ClassVar[tuple[str, ...]] = (DUALS, VARIATES)
     reads: ClassVar[str] = "deltas"
     changes: ClassVar[str] = "update"
@@ -227,6 +226,9 @@ class FedDc(Rule):
         r = view.size / view.client.mean_size
         pull = self.alpha * (view.w - view.w0 + view.mine.h)
         return g + (pull + view.broadcast) / r - view.mine.c
+
+    def counted(self, g: Vec, view: ClientView) -> Vec:
+        return g  # c_i divides by the paper's K, which the pull does not shorten
 
     def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
         r = view.size / view.client.mean_size

@@ -95,11 +95,10 @@ class MomentumMix(Rule):
     """ComFed's future work, in MimeLite's style: u = (1 - b) g + b M, M the server's momentum.
 
     M = m / (lr K) is the server's average of updates (decay `beta`) in units of a gradient, K the
-    cohort's mean ||a_i||_1 by size.  b = 0: ComFed.
+    cohort's mean ||a_i||_1 by size, pulls of other rules among it.  b = 0: ComFed.
     """
 
     needs_path: ClassVar[bool] = True
-    in_path: ClassVar[bool] = False  # K counts the optimizer's steps, not the mixture
     claims: ClassVar[tuple[str, ...]] = (MOMENTUM,)
     reads: ClassVar[str] = "steps"
 
@@ -115,6 +114,10 @@ class MomentumMix(Rule):
     def direction(self, g: Vec, view: ClientView) -> Vec:
         # what decays belongs to g: M, an average of whole steps, holds its share of it already
         return (1 - self.b) * g + self.b * (view.broadcast - view.decay(view.w))
+
+    def counted(self, g: Vec, view: ClientView) -> Vec:
+        # K is that of whole gradients; what rules before add, such as a pull, is mixed as they are
+        return 1 + (1 - self.b) * (g - 1)
 
     def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
         return delta, EMPTY, (view.size * view.path, view.size)
@@ -170,7 +173,6 @@ class MomentumAdd(Rule):
 
     needs_path: ClassVar[bool] = True
     exact_path: ClassVar[bool] = True  # else something of b M would stay in the update
-    in_path: ClassVar[bool] = False
     claims: ClassVar[tuple[str, ...]] = (MOMENTUM,)
     reads: ClassVar[str] = "steps"
     changes: ClassVar[str] = "update"

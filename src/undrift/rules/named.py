@@ -19,6 +19,7 @@ from undrift.rules.client import (
     ScaffoldFresh,
     ScaffoldGradient,
     ScaffoldLiteral,
+    ScaffoldLiteralPath,
     ScaffoldM,
 )
 from undrift.rules.compat import (
@@ -72,35 +73,34 @@ def fedprox(
 def scaffold_rule(
     option: Literal["I", "II"] = "II",
     mode: Literal["persistent", "fresh", "literal"] = "persistent",
-    c_weights: Literal["uniform", "size"] = "uniform",
+    c_weights: Literal["uniform", "size"] | None = None,
     correction: Literal["gradient", "post_step"] = "gradient",
 ) -> Rule:
-    """Choose among SCAFFOLD's readings (docs/conventions.md, R4)."""
-    if c_weights not in ("uniform", "size"):
+    """Choose among SCAFFOLD's readings (docs/conventions.md, R4).
+
+    `c_weights` None is "uniform" where clients keep c_i, and ComFed's weights q_i elsewhere.
+    """
+    if c_weights not in ("uniform", "size", None):
         raise unknown_name("c_weights", c_weights, ["uniform", "size"], "scaffold")
-    if correction not in ("gradient", "post_step"):
-        raise unknown_name("correction", correction, ["gradient", "post_step"], "comfed")
-    by_size = c_weights == "size"
-    if correction == "post_step" and (mode == "literal" or by_size):
-        raise ConfigError(
-            "comfed: post_step goes with mode 'persistent' or 'fresh' and uniform weights of c, "
-            f"got mode={mode!r}, c_weights={c_weights!r}"
-        )
-    after: dict[tuple[str, str], Rule] = {
-        ("persistent", "I"): ScaffoldPostStepGradient(),
-        ("persistent", "II"): ScaffoldPostStep(),
-        ("fresh", "I"): ScaffoldFreshPostStep(),
-    }
+    by_size = mode != "persistent" if c_weights is None else c_weights == "size"
     inside: dict[tuple[str, str], Rule] = {
-        ("persistent", "I"): ScaffoldGradient(c_by_size=by_size),
-        ("persistent", "II"): Scaffold(c_by_size=by_size),
-        ("fresh", "I"): ScaffoldFresh(),
-        ("literal", "I"): ScaffoldLiteral(),
+        ("persistent", "I"): ScaffoldGradient(by_size),
+        ("persistent", "II"): Scaffold(by_size),
+        ("fresh", "I"): ScaffoldFresh(by_size),
+        ("literal", "I"): ScaffoldLiteral(by_size),
+        ("literal", "II"): ScaffoldLiteralPath(by_size),
     }
-    choices = inside if correction == "gradient" else after
+    after: dict[tuple[str, str], Rule] = {
+        ("persistent", "I"): ScaffoldPostStepGradient(by_size),
+        ("persistent", "II"): ScaffoldPostStep(by_size),
+        ("fresh", "I"): ScaffoldFreshPostStep(by_size),
+    }
+    places = {"gradient": inside, "post_step": after}
+    choices = choice("correction", correction, places, "comfed")
     if (mode, option) not in tuple(choices):  # a list is no name, and no key either
-        known = [f"mode={m!r}, option={o!r}" for m, o in choices]
-        raise unknown_name("SCAFFOLD", f"mode={mode!r}, option={option!r}", known, "scaffold")
+        names = [f"mode={m!r}, option={o!r}" for m, o in choices]
+        owner = f"scaffold with correction={correction!r}"
+        raise unknown_name("SCAFFOLD", f"mode={mode!r}, option={option!r}", names, owner)
     return choices[mode, option]
 
 
@@ -125,7 +125,8 @@ def scaffold(
     if option == "I" and (scaffold_base_lr or correction in ("post_step", "unbalanced")):
         what = f"correction = {correction!r} and scaffold_base_lr = {scaffold_base_lr}"
         raise ConfigError(f"scaffold: {what} belong to option II, got option = {option!r}")
-    rule = _scaffold_of_code(correction, chosen, scaffold_base_lr, c_weights == "size")
+    by_data = choice("c_weights", c_weights, {"uniform": False, "size": True}, "scaffold")
+    rule = _scaffold_of_code(correction, chosen, scaffold_base_lr, by_data)
     if rule is None:
         rule = scaffold_rule(option, "persistent", c_weights)
     return Algorithm((rule,), chosen, Mean(by_size), Step(server_lr))
@@ -140,14 +141,13 @@ def _scaffold_of_code(correction: str, local: Sgd, base: bool, c_by_size: bool) 
     if correction not in ("post_step", "unbalanced"):
         known = ["gradient", "post_step", "unbalanced"]
         raise unknown_name("correction", correction, known, "scaffold")
-    if c_by_size or (base and correction == "post_step"):
-        raise ConfigError(
-            f"scaffold: correction = {correction!r} has uniform weights of c and, after the step, "
-            "the round's own lr: leave c_weights and scaffold_base_lr out"
-        )
     if correction == "post_step":
+        if base:
+            raise ConfigError("scaffold: post_step divides by the round's own lr")
         need_more_than_sgd("scaffold: correction = 'post_step'", local)
-        return ScaffoldPostStep()
+        return ScaffoldPostStep(c_by_size)
+    if c_by_size:
+        raise ConfigError("scaffold: unbalanced has uniform weights of c")
     return ScaffoldUnbalanced(lr=local.lr if base else None)
 
 
@@ -263,7 +263,7 @@ def comfed(
     server_lr: float | None = None,
     option: Literal["I", "II"] = "I",
     mode: Literal["persistent", "fresh", "literal"] = "persistent",
-    c_weights: Literal["uniform", "size"] = "uniform",
+    c_weights: Literal["uniform", "size"] | None = None,
     correction: Literal["gradient", "post_step"] = "gradient",
     local_momentum: Literal["none", "mimelite", "fedadc"] = "none",
     b: float = 0.9,

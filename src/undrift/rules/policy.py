@@ -48,6 +48,7 @@ KNOBS = {
 }
 SEEN = ("pca", "knobs")
 SCALES = ("run", "fit")
+ACTIONS = ("change", "offset", "value")
 
 
 @record
@@ -56,16 +57,23 @@ class Steering:
 
     It sees `pca`, the state of the paper, and perhaps where its `knobs` stand.  `scale` makes the
     former a plain number: "run" standardises it by mean and deviation of the rounds so far, "fit"
-    divides it by the deviation of what the direction was fitted on.  `reach` is how far one action
-    turns each knob; one number is for all of them.
+    divides it by the deviation of what the direction was fitted on.  `action` "change" turns a knob
+    from where it stands, "offset" from where it started, each by at most `reach`; one number is
+    for all knobs.  "value" is the knob itself: -1 and 1 are the ends of its range.
     """
 
     knobs: tuple[str, ...] = static(default=("alpha1", "alpha2"))
     reach: tuple[float, ...] | float | None = static(default=None)
     sees: tuple[str, ...] = static(default=("pca",))
     scale: str = static(default="run", choices=SCALES)
+    action: str = static(default="change", choices=ACTIONS)
 
     def __post_init__(self) -> None:
+        if self.action == "value" and self.reach is not None:
+            raise PolicyError(
+                f"Steering.reach = {self.reach!r} with action 'value': an action is the knob "
+                "itself, from one end of its range to the other; leave reach out"
+            )
         for name, known in (("knobs", tuple(KNOBS)), ("sees", SEEN)):
             given = _names(name, getattr(self, name), known)
             object.__setattr__(self, name, given)
@@ -77,14 +85,16 @@ class Steering:
                 f"Steering.reach = {reach!r}: give one number in (0, 1] for each of the knobs "
                 f"{', '.join(self.knobs)}"
             )
-        object.__setattr__(self, "reach", tuple(float(v) for v in far))
+        if self.action != "value":
+            object.__setattr__(self, "reach", tuple(float(v) for v in far))
 
     @property
     def limits(self) -> tuple[Knob, ...]:
         """Give the range and the reach of every knob, in order."""
-        assert isinstance(self.reach, tuple), "made so at first"
-        pairs = zip(self.knobs, self.reach, strict=True)
-        return tuple(KNOBS[name]._replace(reach=far) for name, far in pairs)
+        known = [KNOBS[name] for name in self.knobs]
+        if not isinstance(self.reach, tuple):
+            return tuple(known)
+        return tuple(k._replace(reach=far) for k, far in zip(known, self.reach, strict=True))
 
     @property
     def inputs(self) -> int:
@@ -240,6 +250,8 @@ def encode_policy(
         "scale": steering.scale,
         "trained": about,
     }
+    if steering.action != "change":  # files of before do not say it
+        told["action"] = steering.action
     text = json.dumps(told, sort_keys=True, allow_nan=False)
     digest = _digest(tensors, text)
     data = _in_order(
@@ -297,7 +309,10 @@ def _digest(tensors: dict[str, Tensor], text: str) -> str:
 def _steering(told: dict[str, Any], place: str) -> Steering:
     try:
         given = {name: tuple(told[name]) for name in ("knobs", "reach", "sees")}
-        return Steering(**given, scale=told["scale"])
+        action = told.get("action", "change")
+        if action == "value":
+            del given["reach"]
+        return Steering(**given, scale=told["scale"], action=action)
     except (KeyError, TypeError, ValueError) as error:
         raise PolicyError(f"{place} does not say what it steers: {error}") from error
 

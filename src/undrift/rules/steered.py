@@ -107,8 +107,7 @@ def check_policy(rule: Steered) -> None:
 def first_helm(rule: Steered, w: Vec) -> Helm:
     """Start with the knobs where nobody has touched them."""
     zero = torch.zeros((), dtype=torch.float64, device=w.device)
-    own = {"alpha1": rule.alpha1, "alpha2": rule.alpha2, "server_lr": 0.0}
-    knobs = torch.stack([zero + own[name] for name in rule.steering.knobs])
+    knobs = torch.stack([zero + start for start in starts(rule)])
     rows = w.new_zeros(ROUNDS_TO_FIT, len(w)) if rule.pca == "rounds" else EMPTY
     axis = Axis(torch.zeros_like(w), zero, zero, rows)
     layers = () if rule.policy is None else rule.policy.agent.layers
@@ -117,6 +116,12 @@ def first_helm(rule: Steered, w: Vec) -> Helm:
     flat = torch.zeros_like(w)
     seen = Seen(zero, zero, zero, zero)
     return Helm(flat, flat.clone(), knobs, axis, seen, torch.zeros_like(knobs), actor, waiting)
+
+
+def starts(rule: Steered) -> list[Any]:
+    """Tell where each knob stands before anybody acts."""
+    own = {"alpha1": rule.alpha1, "alpha2": rule.alpha2, "server_lr": 0.0}
+    return [own[name] for name in rule.steering.knobs]
 
 
 # ----------------------------------------------------------------------------------- the state
@@ -208,11 +213,11 @@ def chosen(actor: Tree, seen: Tensor) -> Tensor:
 
 def moved(rule: Steered, update: Vec, state: Helm, action: Tensor) -> tuple[Vec, Helm]:
     """Turn the knobs, then take FedAdam's step with them."""
-    action = torch.where(state.seen.rounds > 0, action, torch.zeros_like(action))
-    limits = rule.steering.limits
+    acts = state.seen.rounds > 0
+    action = torch.where(acts, action, torch.zeros_like(action))
     turned = [
-        (state.knobs[k] + limit.reach * action[k]).clamp(limit.low, limit.high)
-        for k, limit in enumerate(limits)
+        torch.where(acts, knob, state.knobs[k])
+        for k, knob in enumerate(turned_by(rule, state.knobs, action))
     ]
     at: dict[str, Any] = {"alpha1": rule.alpha1, "alpha2": rule.alpha2}
     at |= dict(zip(rule.steering.knobs, turned, strict=True))
@@ -221,6 +226,17 @@ def moved(rule: Steered, update: Vec, state: Helm, action: Tensor) -> tuple[Vec,
     v = adam(state.v, update * update, at["alpha2"])
     step = lr * m / (v.sqrt() + rule.tau)
     return step, state._replace(m=m, v=v, knobs=torch.stack(turned), action=action)
+
+
+def turned_by(rule: Steered, knobs: Tensor, action: Tensor) -> list[Tensor]:
+    """Tell where an action turns every knob, within its range."""
+    kind, turned = rule.steering.action, []
+    for k, (limit, start) in enumerate(zip(rule.steering.limits, starts(rule), strict=True)):
+        middle, half = (limit.high + limit.low) / 2, (limit.high - limit.low) / 2
+        base = {"change": knobs[k], "offset": start, "value": middle}[kind]
+        far = half if kind == "value" else limit.reach
+        turned.append((base + far * action[k]).clamp(limit.low, limit.high))
+    return turned
 
 
 def acted(rule: Steered, w: Vec, state: Helm, action: Tensor) -> tuple[Vec, Helm]:

@@ -10,7 +10,14 @@ from undrift.core.rule import ClientView, Rule, ServerView, Sizes
 from undrift.core.task import Vec
 from undrift.core.tree import Tree, number, record, refuse_unused, static
 from undrift.rules.claims import VARIATES
-from undrift.rules.client import Scaffold, ScaffoldFresh, ScaffoldM, mean_after, weighed
+from undrift.rules.client import (
+    Scaffold,
+    ScaffoldFresh,
+    ScaffoldM,
+    mean_after,
+    mean_change,
+    weighed,
+)
 
 
 @record
@@ -65,6 +72,8 @@ class ScaffoldPostStep(Rule):
 
     claims: ClassVar[tuple[str, ...]] = (VARIATES,)
 
+    c_by_size: bool = static(default=False)
+
     def init_client(self, w: Vec, sizes: Sizes) -> Tree:
         return torch.zeros_like(w)  # c_i
 
@@ -72,7 +81,7 @@ class ScaffoldPostStep(Rule):
         return torch.zeros_like(w)  # c
 
     def resize(self, state: Tree, before: int, after: int, joined: Tree, left: Tree) -> Tree:
-        return mean_after(state, before, after, joined, left)
+        return state if self.c_by_size else mean_after(state, before, after, joined, left)
 
     def broadcast(self, state: Tree) -> Tree:
         return state
@@ -82,10 +91,10 @@ class ScaffoldPostStep(Rule):
 
     def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
         change = view.lost / (view.steps * view.lr) - view.broadcast
-        return delta, view.mine + change, change
+        return delta, view.mine + change, weighed(change, view, self.c_by_size)
 
     def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
-        return update, state + view.upload / view.population
+        return update, state + mean_change(view, self.c_by_size)
 
 
 @record
@@ -96,7 +105,7 @@ class ScaffoldPostStepGradient(ScaffoldPostStep):
         return view.grad_at(view.w0)
 
     def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
-        return delta, view.probe, view.probe - view.mine
+        return delta, view.probe, weighed(view.probe - view.mine, view, self.c_by_size)
 
 
 @record

@@ -44,7 +44,7 @@ def comfed(
     """Run one cell. `eta_g` None means 1 for the Sgd server and .005 for the others.
 
     `scaf_mode`: persistent | fresh | literal. `c_weights`: population = c + (1/N) sum
-    dc_i, size = c + sum q_i dc_i; fresh mode has its own c and ignores it.
+    dc_i, size = c + sum q_i dc_i; in fresh mode, the cohort's mean of c_i, equal or by size.
     """
     trajectory = Trajectory()
     x = world.w0.copy()
@@ -134,7 +134,7 @@ def _scaf_clients(
 ) -> tuple[dict[int, Array], Array]:
     """Return (D_i, the server's new c); in the persistent and literal modes variates change."""
     if mode == "fresh":
-        return _scaf_fresh(world, sampled, batches, local, r, x, c)
+        return _scaf_fresh(world, sampled, batches, local, r, x, c, c_weights)
     if mode not in ("persistent", "literal"):
         raise ValueError(f"unknown scaf_mode {mode!r}")
 
@@ -173,9 +173,16 @@ def _scaf_server(world: World, c: Array, changes: dict[int, Array], c_weights: s
 
 
 def _scaf_fresh(
-    world: World, sampled: list[int], batches: Batches, local: Local, r: int, x: Array, c: Array
+    world: World,
+    sampled: list[int],
+    batches: Batches,
+    local: Local,
+    r: int,
+    x: Array,
+    c: Array,
+    c_weights: str,
 ) -> tuple[dict[int, Array], Array]:
-    """Stateless: c_i = grad f_i(x) now; the server's c is LAST round's weighted mean of them."""
+    """Stateless: c_i = grad f_i(x) now; the server's c is LAST round's mean of them."""
     updates: dict[int, Array] = {}
     gradients: dict[int, Array] = {}
     for i in sorted(sampled):
@@ -188,7 +195,9 @@ def _scaf_fresh(
             gradients[i] = c_i
     if not updates:
         return updates, c
-    return updates, _size_mean(world, gradients)
+    if c_weights == "size":
+        return updates, _size_mean(world, gradients)
+    return updates, sum(gradients.values(), np.zeros_like(x)) / len(gradients)
 
 
 # ---- aggregation ---------------------------------------------------------------------------------

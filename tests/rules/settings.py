@@ -32,6 +32,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "local": (MOVED, PLAIN),
     "KeepOptimizer.local": (fl.HeavyBall(5.0),),
     "AverageOptimizer.local": (fl.HeavyBall(5.0),),
+    "c_weights": ("uniform", "size"),
     "clip": (0.2,),
     "clip_eps": (0.1,),
     "stored": (2, 3),

@@ -149,7 +149,7 @@ def test_q_fedsgd_takes_one_step():
         ),
         (fl.comfed, {"client": "scaf", "mode": "fresh", "option": "II"}, "no SCAFFOLD named"),
         (fl.comfed, {"client": "scaf", "c_weights": "sizes"}, "Did you mean 'size'"),
-        (fl.scaffold, {"correction": "post_step", "scaffold_base_lr": True}, "round's own lr"),
+        (fl.scaffold, {"correction": "post_step", "scaffold_base_lr": True}, "scaffold_base_lr"),
         (fl.scaffold, {"scaffold_base_lr": True, "option": "I"}, "option II"),
         (fl.scaffold, {"correction": "unbalanced", "c_weights": "size"}, "uniform weights of c"),
         (fl.feddyn, {"solver": "exakt"}, "Did you mean 'exact'"),

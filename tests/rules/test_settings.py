@@ -104,9 +104,10 @@ def ignored(subject: Subject, depth: int) -> Iterator[str]:
 def others(subject: Subject, base: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Give every other value of every setting."""
     for name, setting in subject.settings.items():
-        if name == "c_weights" and base.get("mode", "persistent") != "persistent":
-            continue
+        usual = "uniform" if base.get("mode", "persistent") == "persistent" else "size"
         for value in setting.values:
+            if name == "c_weights" and (value or usual) == (base[name] or usual):
+                continue  # None is one of both, as the mode has it
             if value is not base[name] and value != base[name]:
                 yield name, value
 

@@ -143,11 +143,16 @@ def _scaffold_of_code(correction: str, local: Sgd, base: bool, c_by_size: bool) 
         raise unknown_name("correction", correction, known, "scaffold")
     if correction == "post_step":
         if base:
-            raise ConfigError("scaffold: post_step divides by the round's own lr")
+            raise ConfigError(
+                "scaffold: correction = 'post_step' divides by the round's own lr: leave "
+                "scaffold_base_lr out"
+            )
         need_more_than_sgd("scaffold: correction = 'post_step'", local)
         return ScaffoldPostStep(c_by_size)
     if c_by_size:
-        raise ConfigError("scaffold: unbalanced has uniform weights of c")
+        raise ConfigError(
+            "scaffold: correction = 'unbalanced' has uniform weights of c: leave c_weights out"
+        )
     return ScaffoldUnbalanced(lr=local.lr if base else None)
 
 

@@ -8,6 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import undrift as fl
+from undrift.core.rule import ClientInfo
+from undrift.engines.engine import Assignment
 from undrift.errors import ConfigError
 
 __all__ = ["owners"]
@@ -84,3 +86,15 @@ def test_a_fleet_says_why_it_cannot_pad(monkeypatch):
     made = [trainer(fl.fedavg(lr=lr), WORKS["epochs"], "vectorised") for lr in (0.1, 0.2)]
     with pytest.raises(ConfigError, match="differ so much in their work"):
         fl.Fleet(made)
+
+
+def test_a_part_is_taken_where_each_tensor_lies():
+    """What is known of clients may lie on the CPU while their batches lie on a device."""
+    known = ClientInfo(*(torch.arange(3.0) for _ in ClientInfo._fields))
+    order = torch.zeros((3, 0, 2), device="meta")
+    ids = torch.arange(3)
+    work = Assignment(ids, known, order, ids, ids, seed=0)
+    for index in (torch.tensor([2, 0]), slice(1, 3)):
+        part = work.part(index)
+        assert torch.equal(part.info.id, known.id[index]) and part.order.device.type == "meta"
+        assert torch.equal(part.clients, ids[index]) and part.order.shape == (2, 0, 2)

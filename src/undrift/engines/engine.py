@@ -64,10 +64,12 @@ class Assignment(NamedTuple):
 
     def part(self, index: slice | Tensor) -> Assignment:
         """Take some of the clients; an index tensor lives on the CPU."""
-        there = index if isinstance(index, slice) else send(index, self.order.device)
-        info = ClientInfo(*(v[there] for v in self.info))
-        clients, steps, sizes = (v[index] for v in (self.clients, self.steps, self.sizes))
-        order = self.order[there]
+
+        def of(values: Tensor) -> Tensor:  # what is known of clients may still lie on the CPU
+            return values[index if isinstance(index, slice) else send(index, values.device)]
+
+        clients, steps, sizes = of(self.clients), of(self.steps), of(self.sizes)
+        info, order = ClientInfo(*map(of, self.info)), of(self.order)
         return self._replace(clients=clients, info=info, order=order, steps=steps, sizes=sizes)
 
     def ordered(self) -> Assignment:

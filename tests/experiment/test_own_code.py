@@ -266,6 +266,15 @@ def test_what_is_loaded_already_is_no_part_of_the_package_either(sent: Path) -> 
     assert not Path("made").exists()
 
 
+def test_the_few_examples_of_a_tiny_table_are_no_code_of_others() -> None:
+    """`reproduce --tiny` writes them into its runs; no other function of the package has a name."""
+    few = {"use": "undrift.papers.stand_in:few", "of": "mnist", "examples": 120}
+    made = Experiment.from_table({**TABLE, "data": few, "partition": {"use": "iid", "clients": 6}})
+    assert made.to_table()["data"] == few
+    with pytest.raises(ConfigError, match="code that is not part of undrift"):
+        Experiment.from_table({**TABLE, "data": {"use": "undrift.sources.ways:run"}})
+
+
 def test_a_name_on_the_command_line_is_the_callers_own(here: Path) -> None:
     changes = ["model.use=my_parts:net", "rounds=1"]
     assert load(TABLE, changes)[0].model == load(TABLE, changes, trust=True)[0].model

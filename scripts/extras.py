@@ -66,6 +66,10 @@ def environment(folder: Path, below: Path | None = None) -> Path:
     venv.create(folder, with_pip=True, symlinks=True)
     if below is not None:
         (packages(folder) / "below.pth").write_text(f"{packages(below)}\n")
+        for script in (below / "bin").glob("undrift*"):  # with this environment's Python
+            own = folder / "bin" / script.name
+            own.write_text(script.read_text().replace(str(below), str(folder), 1))
+            own.chmod(0o755)
     return folder / "bin" / "python"
 
 

@@ -98,3 +98,16 @@ def test_continuous_integration_runs_the_tests_and_every_extra():
     script = (ROOT / ".ci" / "run").read_text()
     assert "./scripts/test\n" in script and "scripts/extras.py\n" in script
     subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")], check=True)
+
+
+def test_an_environment_on_top_has_the_commands_with_its_own_python(extras, tmp_path):
+    """`undrift deploy` calls them by name: those below would not see what the extra brought."""
+    base = tmp_path / "base"
+    (base / "bin").mkdir(parents=True)
+    (base / "lib" / "python3" / "site-packages").mkdir(parents=True)
+    (base / "bin" / "undrift").write_text(f"#!{base}/bin/python\nprint('here')\n")
+    python = extras.environment(tmp_path / "top", base)
+    assert python == tmp_path / "top" / "bin" / "python"
+    script = tmp_path / "top" / "bin" / "undrift"
+    assert script.read_text().startswith(f"#!{python}\n")
+    assert subprocess.run([script], capture_output=True, text=True).stdout == "here\n"

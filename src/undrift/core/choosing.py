@@ -8,10 +8,14 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from undrift import kernels
+from undrift.kernels.memory import recall, remember
+
 log = logging.getLogger("undrift")
 
 _ways: dict[str, str] = {}  # by what is computed, how large it is, and where
 REPEATS = 3
+ASLEEP = 8_000_000  # cycles, some 4 ms: a call is queued by then
 
 
 def chosen_ways() -> dict[str, str]:
@@ -37,8 +41,14 @@ def choose(
         return _ways[full]
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return names[0]
+    lasting = device.type == "cuda" and kernels.available(device)
+    if lasting and (found := (recall(full) or {}).get("way")) in names:
+        _ways[full] = found
+        return found
     times = {name: _seconds(lambda name=name: work(name), device) for name in names}  # type: ignore[misc]
     _ways[full] = min(times, key=lambda name: times[name])
+    if lasting:
+        remember(full, {"way": _ways[full]})
     told = ", ".join(f"{name} {1e3 * taken:.2f} ms" for name, taken in times.items())
     log.debug("%s: %s (%s)", full, _ways[full], told)
     return _ways[full]
@@ -46,22 +56,31 @@ def choose(
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
     """Time a call, the best of some; infinite if it fails, for instance for want of memory."""
+    once = _on_card if device.type == "cuda" else _on_host
     try:
         work()
-        return min(_once(work, device) for _ in range(REPEATS))
+        return min(once(work) for _ in range(REPEATS))
     except RuntimeError as trouble:
         log.debug("cannot be timed: %s", trouble)
         return float("inf")
 
 
-def _once(work: Callable[[], object], device: torch.device) -> float:
-    _wait(device)
+def _on_host(work: Callable[[], object]) -> float:
     began = time.perf_counter()
     work()
-    _wait(device)
     return time.perf_counter() - began
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _on_card(work: Callable[[], object]) -> float:
+    """Time what a call queues, without the time that the host takes to queue it.
+
+    Recorded rounds are replayed without the host; the card sleeps while the call is queued.
+    """
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(ASLEEP)
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) * 1e-3

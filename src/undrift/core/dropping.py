@@ -25,9 +25,44 @@ def drop(
         dropped: Tensor = _Drop.apply(x[None], key[None], words, threshold, scale)[0]  # type: ignore[no-untyped-call]
         return dropped.squeeze(0)
     sizes = x.shape[:depth]
-    index = torch.arange(sizes.numel(), device=x.device)
-    draws = bits(fold(key, *words), index).reshape(*sizes, *[1] * (x.dim() - depth))
+    draws = _draws(key, *words, sizes.numel()).reshape(*sizes, *[1] * (x.dim() - depth))
     return torch.where(draws >= threshold, x * scale, 0.0)
+
+
+# Operations of their own: torch's compiler, which bounds every whole number, fails on those that
+# wrap, as a hash does.
+@torch.library.custom_op("undrift::draws", mutates_args=())
+def _draws(key: Tensor, number: int, use: int, count: int) -> Tensor:
+    """Draw so many numbers of every key: [*, count]."""
+    index = torch.arange(count, device=key.device)
+    return bits(fold(key, number, use)[..., None], index)
+
+
+@_draws.register_fake
+def _(key: Tensor, number: int, use: int, count: int) -> Tensor:
+    return key.new_empty((*key.shape, count))
+
+
+@_draws.register_vmap
+def _(info: Any, dims: Any, key: Tensor, *numbers: int) -> tuple[Tensor, int | None]:
+    if dims[0] is None:
+        return _draws(key, *numbers), None
+    return _draws(key.movedim(dims[0], 0), *numbers), 0
+
+
+@torch.library.custom_op("undrift::drop", mutates_args=())
+def _dropped(
+    x: Tensor, key: Tensor, number: int, use: int, threshold: int, scale: float
+) -> Tensor:  # fmt: skip
+    from undrift.kernels import dropout
+
+    return dropout.drop(x, key, (number, use), threshold, scale)
+
+
+@_dropped.register_fake
+def _(x: Tensor, key: Tensor, number: int, use: int, threshold: int, scale: float) -> Tensor:
+    last = x.dim() == 5 and x.shape[2] > 1 and x.permute(0, 1, 3, 4, 2).is_contiguous()
+    return torch.empty_like(x if last else x.contiguous())
 
 
 def runs_kernels(device: torch.device) -> bool:
@@ -44,9 +79,7 @@ class _Drop(torch.autograd.Function):
     def forward(
         x: Tensor, key: Tensor, words: tuple[int, int], threshold: int, scale: float
     ) -> tuple[Tensor]:
-        from undrift.kernels import dropout
-
-        return (dropout.drop(x, key, words, threshold, scale),)
+        return (_dropped(x, key, *words, threshold, scale),)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

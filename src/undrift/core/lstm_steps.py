@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.func import vjp
+from torch.overrides import handle_torch_function, has_torch_function
 
 
 class Start(NamedTuple):
@@ -34,7 +35,13 @@ class Held(NamedTuple):
 
 
 def take_steps(start: Start) -> tuple[Tensor, Tensor]:
-    """Take all steps: gives the outputs [T, B, H] and the last cell state [B, H]."""
+    """Take all steps: gives the outputs [T, B, H] and the last cell state [B, H].
+
+    A program may exchange it, as it does functions of torch.
+    """
+    if has_torch_function(start):
+        exchanged: tuple[Tensor, Tensor] = handle_torch_function(take_steps, start, start)
+        return exchanged
     if not torch.is_grad_enabled():
         return steps_plainly(*start)
     outputs, c, _, _ = _stepped(*start)

@@ -228,7 +228,7 @@ def _drop(part: nn.Module, x: Tensor, p: float, depth: int) -> Tensor:
     run = current_pass()
     if p == 0 or not (run.training and part.training):
         return x
-    use_kernel = run.seam is not None and run.seam.may_use_kernels
+    use_kernel = x.is_cuda if run.seam is None else run.seam.may_use_kernels
     return drop(x, *_draw_key(part, run), p, depth, use_kernel)
 
 

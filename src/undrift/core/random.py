@@ -44,7 +44,7 @@ FOLD_SALT = _signed(0xD1B54A32D192ED03)
 BITS_SALT = _signed(0x8CB92BA72F3D8DD7)
 
 # What a device sorts by counting: so many ranks, and pairs of them in all.
-FEW, MOST_PAIRS = 128, 2**20
+FEW, MOST_PAIRS = 128, 2**23
 
 
 def _xor_shift(z: Bits, shift: int) -> Bits:

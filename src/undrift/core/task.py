@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import fnmatch
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -110,6 +111,9 @@ class Task:
         self.metrics = dict(default if metrics is None else metrics)
         self.feature, self.dtype, self.augment = feature, dtype, augment
         self.seam: Seam | None = None  # how an engine lets layers multiply; None: as torch does
+        # what every call of the module happens inside of, where functions are exchanged
+        self.around: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self.precision: str | None = None  # of products; None: as torch has it
         self.module = prepare(module).to(dtype=dtype)
         self.eval_module = copy.deepcopy(self.module).eval()
         self.draws = augment is not None or draws_anything(self.module)
@@ -160,7 +164,7 @@ class Task:
 
         Where gradients travel in half precision, a power of two keeps small ones from vanishing.
         """
-        return 1024.0 if self.seam is not None and self.seam.precision == "fp16" else 1.0
+        return 1024.0 if "fp16" in (self.precision, self.seam and self.seam.precision) else 1.0
 
     def forward(self, w: Vec, buffers: Buffers, x: Tensor, run: Pass) -> Output:
         """Run the module with parameters `w` on one batch."""
@@ -173,7 +177,7 @@ class Task:
         values = {**parameters, **self.named_buffers(buffers)}
         values |= {alias: parameters[name] for alias, name in self.aliases.items()}
         run.seam = run.seam or self.seam
-        with running(run):
+        with running(run), self.around():
             module = self.module if run.training else self.eval_module
             value = functional_call(module, values, (x,), tie_weights=False)
         features = run.notes.get("features")
@@ -270,6 +274,12 @@ class Task:
         """Share everything but the seam: layers multiply as torch does."""
         twin = copy.copy(self)
         twin.seam = None
+        return twin
+
+    def inside(self, around: Callable[[], AbstractContextManager[Any]], precision: str) -> Task:
+        """Share everything, but call the module inside of a context that exchanges functions."""
+        twin = self.plain()
+        twin.around, twin.precision = around, precision
         return twin
 
     def clone(self) -> Task:

@@ -62,6 +62,27 @@ def descend(
         return _go_back(p, g, x, w, y, place, targets, by_input, wide_input)
 
 
+def input_gradient(p: Problem, g: Tensor, w: Tensor) -> Tensor:
+    """Give the gradient by x alone, in the type of operands, of a plain convolution."""
+    with on_device(g):
+        return _input_gradient(p.mirrored(narrow=True), channels_last(g, p.operand), w)
+
+
+def weight_gradient(p: Problem, g: Tensor, x: Tensor) -> Tensor:
+    """Give the gradient by w alone, in float32, of a plain convolution."""
+    with on_device(g):
+        form = thin(p)
+        found = torch.empty((p.clients, p.outputs, p.inputs, *p.kernel), device=g.device)
+        targets = Targets(found, None, None)
+        if form is None:
+            _weight_gradient(p, x, channels_last(g, p.operand), None, None, targets)
+        else:
+            nothing = torch.empty((p.clients, 0), dtype=torch.int8, device=g.device)
+            images = _packed_images(p, form, x)
+            _thin_weight_gradient(p, form, images, g, nothing, None, targets)
+        return found
+
+
 class Targets(NamedTuple):
     """Where gradients go: into memory of their own or, with a step, into w and b."""
 
@@ -189,10 +210,7 @@ def _weight_gradient(
 def _convolve_thin(
     p: Problem, form: Thin, x: Tensor, w: Tensor, b: Tensor | None, y: Tensor, place: Tensor
 ) -> Tensor:
-    images = torch.empty(
-        (p.clients, p.batch, form.height, form.width, 4), dtype=p.operand, device=x.device
-    )
-    launches.pack_images(p, form, x, images).run()
+    images = _packed_images(p, form, x)
     weights = torch.empty(
         (p.clients, form.blocks, 2 * form.block, form.depth), dtype=p.operand, device=x.device
     )
@@ -203,6 +221,13 @@ def _convolve_thin(
         "first layer", tuned, x.device, options, lambda: trials.thin_convolution(tuned, x.device)
     )
     launches.thin_convolve(p, form, config, images, weights, y, place).run()
+    return images
+
+
+def _packed_images(p: Problem, form: Thin, x: Tensor) -> Tensor:
+    size = (p.clients, p.batch, form.height, form.width, 4)
+    images = torch.empty(size, dtype=p.operand, device=x.device)
+    launches.pack_images(p, form, x, images).run()
     return images
 
 

@@ -196,19 +196,21 @@ class Work:
         `count` may bring the numbers from 0 on, as many as the room needs.
         """
         if count is None:
-            count = torch.arange(max(room.steps, room.batch, room.width), device=ids.device)
+            most = max(room.steps, room.batch, room.width, room.epochs)
+            count = torch.arange(most, device=ids.device)
         k, slot = count[: room.steps], count[: room.batch]
         taken = (k < steps[:, None])[..., None]
         if self.slots is None:
             inside = (slot < sizes[:, None])[:, None]
             return torch.where(inside & taken, slot, -1)
-        slots = count[: room.width]
-        dealt = [self._epoch(seed, (round, ids, e), sizes, slots) for e in range(room.epochs)]
+        slots, epochs = count[: room.width], count[: room.epochs]
+        # all epochs at once: written one by one, a compiler would take seconds for each
+        dealt = self._epoch(seed, (round, ids[:, None], epochs), sizes[:, None], slots)
         per_epoch = self.per_epoch(sizes).clamp(min=1)[:, None]
         start = k // per_epoch * room.width + k % per_epoch * room.batch
         # beyond a client's last step anything will do: it is masked
         place = (start[..., None] + slot).clamp(max=room.epochs * room.width - 1)
-        picked = torch.cat(dealt, 1).gather(1, place.flatten(1)).view_as(place)
+        picked = dealt.flatten(1).gather(1, place.flatten(1)).view_as(place)
         return torch.where(taken, picked, -1)
 
     def _epoch(

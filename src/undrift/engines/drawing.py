@@ -35,7 +35,8 @@ class Drawing:
             vmap(self._drawn, in_dims=(None, 0, 0, 0, 0)), "batches and keys", compiled=compiled
         )
         # a tensor, not arange: the compiler takes products of an index for 32 bits wide
-        self._count = torch.arange(max(room.steps, room.batch, room.width), device=device)
+        most = max(room.steps, room.batch, room.width, room.epochs)
+        self._count = torch.arange(most, device=device)
         numbers = self._count[: room.steps].to(task.dtype)
         self.reading = Reading(data, buffers, numbers, ready=ready, compiled=compiled)
 

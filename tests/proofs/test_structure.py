@@ -14,7 +14,9 @@ from undrift.rules import client, compat, server
 
 SOURCE = Path(fl.__file__).parent
 ENGINES = sorted(
-    p for part in ("engines", "program", "federated") for p in (SOURCE / part).glob("*.py")
+    p
+    for part in ("engines", "layers", "program", "federated")
+    for p in (SOURCE / part).glob("*.py")
 )
 
 # Words that name something else in an engine as well:
@@ -65,7 +67,8 @@ MAY_IMPORT = {
     "rules": {"core", "rules"},
     "data": {"core", "data", "state"},
     "state": {"core", "state"},
-    "program": {"core", "program"},
+    "layers": {"core", "kernels", "layers"},
+    "program": {"core", "layers", "program"},
     "engines": {"core", "kernels", "native", "program", "data", "state", "engines"},
     "models": {"core", "models"},
     "sources": {"core", "data", "models", "state", "sources"},

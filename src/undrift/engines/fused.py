@@ -8,6 +8,8 @@ into a few kernels.  What cannot be recorded or compiled is called as it is.
 from __future__ import annotations
 
 import logging
+import os
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -21,6 +23,8 @@ from undrift.core.tree import Tree, leaves, rebuild, structure
 from undrift.kernels.memory import own_compiler_cache
 
 log = logging.getLogger("undrift")
+
+Rewrite = Callable[[torch.fx.GraphModule], torch.fx.GraphModule]
 
 TRACES = False  # what is not compiled, too: it brings nothing, but shows what a device would do
 MOST_LAYERS = 16  # whose gradients are read where they are
@@ -41,7 +45,8 @@ class Fused:
     memory, it is compiled again.  Where it cannot be traced, `plain` is called instead.
     `vectors`: almost all is arithmetic on long vectors.  `proven`: what the compiler has made is
     compared once with the operations as they stand; not for everything, for that takes as much
-    memory as it reads, twice.
+    memory as it reads, twice.  `rewritten`: passes over the graph of a local step, which is many
+    kernels.
     """
 
     def __init__(
@@ -53,8 +58,10 @@ class Fused:
         plain: Callable[..., Tree] | None = None,
         vectors: bool = False,
         proven: bool = False,
+        rewritten: Rewrite | None = None,
     ) -> None:
         self.function, self.plain, self._vectors = function, plain or function, vectors
+        self._rewritten = rewritten
         self.name, self.compiled, self._proven = name, compiled, proven
         # by how what is given lies in memory; None: it could not be made
         self._made: dict[Any, Made | None] = {}
@@ -95,16 +102,24 @@ class Fused:
         def copies() -> list[Tensor]:
             return [_copy(v) for i, v in enumerate(given) if first[i] == i]
 
+        begun = time.perf_counter()
         try:
             traced = make_fx(flat)(*copies())
             _bring_constants(traced, given)
+            if self._rewritten is not None:
+                traced.graph.eliminate_dead_code()
+                traced = self._rewritten(traced)
             made: Callable[..., Any] = traced
             if not self.compiled:
                 traced.graph.eliminate_dead_code()
                 traced.recompile()
             else:
-                with warnings.catch_warnings(), _settings(traced, self._vectors):
+                with (
+                    warnings.catch_warnings(),
+                    _settings(traced, self._vectors, self._rewritten is not None),
+                ):
                     warnings.simplefilter("ignore")  # the compiler's own remarks
+                    log.debug("%s: traced in %.1f s", self.name, time.perf_counter() - begun)
                     made = compiled(deepcopy(traced), copies())
                     if self._proven:
                         _prove(traced, made, copies)
@@ -113,6 +128,8 @@ class Fused:
         except Exception as error:  # any of the tracer's or the compiler's
             log.info("%s runs unfused (%s: %s)", self.name, type(error).__name__, error)
             return None
+        took, count = time.perf_counter() - begun, len(traced.graph.nodes)
+        log.info("%s: %d operations, traced and compiled in %.1f s", self.name, count, took)
         return Made(made, found[0])
 
 
@@ -182,8 +199,10 @@ def _copy(tensor: Tensor) -> Tensor:
     return room.copy_(once).expand_as(tensor)
 
 
-def _settings(traced: torch.fx.GraphModule, vectors: bool) -> Any:
+def _settings(traced: torch.fx.GraphModule, vectors: bool, whole: bool) -> Any:
     """Compile in this process: for a handful of kernels a pool of others takes longer to start.
+
+    A whole step has hundreds of them.
 
     A gradient is put together from those of the layers.  Of a few, the move reads them where they
     are; of many, it would look through all of them for every number.  A sort of its own takes the
@@ -195,7 +214,7 @@ def _settings(traced: torch.fx.GraphModule, vectors: bool) -> Any:
     put_together = [n for n in traced.graph.nodes if n.target is torch.ops.aten.cat.default]
     few = all(len(node.args[0]) <= MOST_LAYERS for node in put_together)
     wanted: dict[str, Any] = {
-        "compile_threads": 1,
+        "compile_threads": min(16, os.cpu_count() or 1) if whole else 1,
         "force_pointwise_cat": few,
         "deterministic": True,
     }

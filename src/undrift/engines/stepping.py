@@ -24,7 +24,7 @@ from undrift.core.histories import Histories
 from undrift.core.linear import Descent
 from undrift.core.round import Found, shares_gradient, task_gradient
 from undrift.core.task import Batch, Buffers, Task
-from undrift.core.tree import tree_map
+from undrift.core.tree import Tree, tree_map
 from undrift.core.views import Carry
 from undrift.engines.branches import Aside, side_by_side
 from undrift.engines.fused import Fused
@@ -32,10 +32,12 @@ from undrift.engines.group import Group, split
 from undrift.engines.head import Head, Said
 from undrift.engines.linear_chain import LinearChain, Step
 from undrift.engines.plain import PlainSteps, is_sequence
+from undrift.engines.whole_step import WholeStep
 
 # Weights times examples of a step that keep a device busy by themselves: groups then run side by
 # side, so that one computes while another waits for memory.  With less they share their passes.
 ENOUGH = {"cuda": 640e6, "cpu": float("inf")}
+WHOLE = {"cuda"}  # where a step is compiled as a whole, unless a module is a sequence
 
 
 class Seat(NamedTuple):
@@ -68,6 +70,7 @@ class Stepping:
     ) -> None:
         self.task, self.in_place, self.histories = task, in_place, histories
         self.device, self._heads, self._paces = device, dict[int, Head](), dict[int, Fused]()
+        self._wholes: dict[int, WholeStep] = {}  # by group
         # of groups whose rules are linear: layers take their steps while going back
         self.chains: dict[int, LinearChain] = {}
         self._aside = Aside(device)  # not a round's, whose work may take longer than a step
@@ -113,6 +116,11 @@ class Stepping:
         k: Tensor,
     ) -> None:  # fmt: skip
         """Put gradients together and call the rules; those that share passes stand first."""
+        if len(crews) == 1 and (precision := self._precision_of_whole) is not None:
+            (crew,) = crews
+            mine: Any = tree_map(lambda v: v[crew.own], (batch, keys, k))
+            self._whole_step(crew.group, precision)(*crew.seat, *mine)
+            return
         sharing = [crew for crew in crews if shares_gradient(crew.group.algo)]
         together: Any = None
         if sharing:
@@ -124,6 +132,30 @@ class Stepping:
             else:
                 found = crew.group.gradient(crew.seat.numbers, *_at(crew.seat), *mine[:2])
             crew.group.move(*crew.seat, *mine, found)
+
+    @property
+    def _precision_of_whole(self) -> str | None:
+        """Tell in which precision a step is compiled as a whole; None where it is not."""
+        seam = self.task.seam
+        if self.device.type not in WHOLE or is_sequence(self.task.module):
+            return None
+        if seam is None:
+            return "float32"
+        by_user = seam.choices or seam.default != "triton"
+        return None if by_user else seam.precision
+
+    def _whole_step(self, group: Group, precision: str) -> WholeStep:
+        """Give the compiled step of a group; where it cannot be traced, it goes line by line."""
+
+        def plain(numbers: Any, sent: Any, clients: Any, held: Any, *rest: Any) -> Tree:
+            batch, keys, _ = rest
+            at = (sent, clients, held._replace(state=clients.state))
+            found = group.gradient(numbers, *at, batch, keys)
+            return group.move(numbers, sent, clients, held, *rest, found)
+
+        if id(group) not in self._wholes:
+            self._wholes[id(group)] = WholeStep(group, precision, plain)
+        return self._wholes[id(group)]
 
     def _head(self, clients: int) -> Head | None:
         """Give the end of the network for so many clients, or None where torch has to see it all.

@@ -1,4 +1,4 @@
-"""Modules with a forward of their own on a CUDA device: the numbers of a CPU, the same bits twice."""
+"""Modules with a forward of their own on a CUDA device: numbers of a CPU, the same bits twice."""
 
 import copy
 

@@ -1,5 +1,7 @@
 """Vectors in pieces: the same bits, and no vector is written as a whole."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -13,7 +15,7 @@ CUTS = [0, 3, 8, 10]
 
 def pieces(seed):
     maker = torch.Generator().manual_seed(seed)
-    return [torch.randn(2, b - a, generator=maker) for a, b in zip(CUTS, CUTS[1:], strict=False)]
+    return [torch.randn(2, b - a, generator=maker) for a, b in pairwise(CUTS)]
 
 
 def whole(given):

@@ -38,7 +38,7 @@ TIDY = (
     (re.compile(r"(Known: (?:[^,\n]+, ){4}[^,\n]+), [^\n]*"), r"\1, ..."),
     (re.compile(r"x{40,}"), "xxx..."),
     (re.compile(r"0x[0-9a-f]{6,}"), "0x..."),
-    (re.compile(r"(\d+ rounds), .*"), r"\1"),  # measurements differ between machines,
+    (re.compile(r"(: \d+ rounds), .*"), r"\1"),  # measurements differ between machines,
     (re.compile(r"has \d+ bytes instead of \d+"), "has ... bytes instead of ..."),  # so do sizes
 )
 

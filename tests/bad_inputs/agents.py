@@ -38,7 +38,7 @@ def half(path: Path) -> None:
 def agent(folder: Path) -> None:
     """Give `my.toml` an agent."""
     path = folder / "my.toml"
-    text = path.read_text().replace('use = "fedavg", ', "")
+    text = path.read_text().replace('use = "fedavg", ', "").replace("rounds = 2\n", "")
     path.write_text(text + "agent = { target = 0.9 }\nhold = { client_test = 0.2 }\n")
 
 

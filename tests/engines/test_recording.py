@@ -14,7 +14,8 @@ def test_nothing_is_collected_while_a_graph_is_recorded(monkeypatch):
     seen = []
 
     @contextmanager
-    def recording(graph, pool):
+    def recording(graph, pool, capture_error_mode):
+        assert capture_error_mode == "thread_local"
         seen.append(("recorded", gc.isenabled()))
         yield
 

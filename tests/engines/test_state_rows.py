@@ -1,7 +1,5 @@
 """Client states that stay where the store has them, to the numbers of those that are copied."""
 
-import logging
-
 import pytest
 import torch
 from torch import nn
@@ -325,10 +323,8 @@ def test_branches_wait_for_each_other(name, monkeypatch):
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="a device has branches of its own")
-def test_what_fails_beside_a_round_is_waited_for(monkeypatch, caplog):
-    """Also what went aside before it; the round goes on otherwise."""
-    wanted = trainer(CHAINS["scaffold"])
-    wanted.run(3)
+def test_what_fails_beside_a_round_is_waited_for(monkeypatch):
+    """Also what went aside before it; rounds that ran as one have other bits than by parts."""
 
     def fails(self):
         raise MemoryError("no room")
@@ -336,12 +332,8 @@ def test_what_fails_beside_a_round_is_waited_for(monkeypatch, caplog):
     monkeypatch.setattr(device_round, "Aside", Late)
     monkeypatch.setattr(Reading, "fetch", fails)
     made = trainer(CHAINS["scaffold"])
-    with caplog.at_level(logging.WARNING, "undrift"):
+    with pytest.raises(fl.errors.TaskError, match="no room"):
         made.run(3)
-    assert "no room" in caplog.text
-    found = numbers(made)
-    for name, value in numbers(wanted).items():
-        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-3, msg=name)
     (runner,) = made.engine._rounds
     assert runner._aside.calls
     assert all(call is branches.nothing for call in runner._aside.calls)

@@ -21,7 +21,7 @@ CHAINS = {
     "feddyn": lambda: fl.feddyn(0.1),
     "feddc": lambda: fl.feddc(0.1),
     "prox, nova": lambda: fl.comfed("nova", "yogi", local=MOMENTUM),
-    "kept momentum": lambda: fl.Algorithm((fl.rules.compat.KeepOptimizer(),), local=MOMENTUM),
+    "kept momentum": lambda: fl.Algorithm((fl.rules.compat.KeepOptimizer(MOMENTUM),), MOMENTUM),
     "chain": lambda: fl.Algorithm(
         (fl.Prox(0.1), fl.Scaffold()), fl.sgd(0.05, momentum=0.9), fl.Nova(), fl.Adaptive("yogi")
     ),

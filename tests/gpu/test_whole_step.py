@@ -9,7 +9,10 @@ from torch.nn import functional as F
 
 import undrift as fl
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 APART = {"float32": 2e-5, "tf32": 1e-2, "bf16": 8e-2, "fp16": 2e-2}  # of the change, relative
 
 

@@ -209,10 +209,9 @@ def _comfed(client: str, server: str, style: str, local: Local, batches: str) ->
     settings = {**cell, "local_momentum": style, "b": 0.9}
     if server != "sgd":
         settings |= {"tau": 1e-3}
-    # M was formed with the last round's learning rate; FedProx's pull shortens ||a_i||_1 wholly
+    # M was formed with the last round's learning rate
     rate = "now" if local.lr_decay == 1.0 else "last"
-    pulled = "whole" if style == "mimelite" else "scaled"
-    choices = {"rate": rate, "pulled": pulled, "mu": 0.005}
+    choices = {"rate": rate, "mu": 0.005}
     loop = partial(comfed_momentum, style=style, b=0.9, **choices, **cell)
     return one("comfed", loop, settings, local, batches=batches)
 

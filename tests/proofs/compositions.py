@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import pkgutil
+import re
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from random import Random
@@ -144,7 +145,18 @@ def drawn(kind: type, draw: Random, chosen: Any = None) -> Any:
         else:
             given = field.default is not MISSING or field.default_factory is not MISSING
             assert given, f"{kind.__name__}.{field.name} needs an entry in DRAWN"
-    return kind(**settings)
+    return without_unread(kind, settings)
+
+
+def without_unread(kind: type, settings: dict[str, Any]) -> Any:
+    """Make a part, without those settings that nothing reads beside the others."""
+    while True:
+        try:
+            return kind(**settings)
+        except ConfigError as error:
+            found = re.search(r"(\w+) = \S+ changes nothing", str(error))
+            if found is None or settings.pop(found[1], None) is None:
+                raise
 
 
 def within(default: float, low: float, high: float, ends: str, draw: Random) -> float:
@@ -222,6 +234,8 @@ def sentence(number: int, draw: Random, only: type | None = None) -> Composition
     kinds = [only] if only else [draw.choice(RULES + SERVERS) for _ in range(count)]
     plain = 0.7 if only else 0.5
     chosen = drawn(draw.choice(LINEAR if draw.random() < plain else LOCALS), draw)
+    if any(kind.__name__ == "FedDynExact" for kind in kinds):
+        chosen = local.Sgd()  # it solves the local problem at once, and refuses other settings
     aggregate = Mean if draw.random() < plain else draw.choice(AGGREGATES)
     server = Rule if draw.random() < plain else draw.choice(SERVERS)
     return Composition(

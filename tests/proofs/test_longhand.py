@@ -164,7 +164,7 @@ def comfed_case(client: str, server: str, option="I", mode="persistent", c="popu
         server,
         option=option,
         mode=mode,
-        c_weights={"population": "uniform", "size": "size"}[c],
+        **({"c_weights": {"population": "uniform", "size": "size"}[c]} if client == "scaf" else {}),
         **({} if server == "sgd" else {"tau": 1e-3, **more}),
     )
     scaf = {"scaf_option": option, "scaf_mode": mode, "c_weights": c}

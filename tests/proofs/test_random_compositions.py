@@ -37,7 +37,7 @@ REASONS = {
     "the update is no mean": "needs the update to be a mean",
     "the update is changed": "changes the update: use a server step",
     "everybody must take part": "is defined only where everybody takes part",
-    "one local step": "q-FedSGD takes one local step",
+    "one local step": "q-FedSGD .*takes one local step",
     "FedVRA's coefficients": "FedVra.* (leave client|makes up for absent|give both the same)",
     "weights of MomentumAdd": "MomentumAdd takes b M out of the update again",
     "a place in the chain": "put (it|Ball|Scaffold\\w+) (first|last)",
@@ -46,6 +46,9 @@ REASONS = {
     "another local optimizer": "must be the algorithm's local optimizer",
     "what noise cannot hide": "Private (needs clients that|bounds the model's change|cannot)",
     "no feature layer": "names no feature layer",
+    "a setting that nothing reads": "changes nothing|so keep at least 2, or use Moon",
+    "a solver of its own": "solves the local problem at once",
+    "an optimizer without a state": "keeps nothing between local steps",
     "Adagrad has no bias": "Adagrad's v is a sum",
 }
 

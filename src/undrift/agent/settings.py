@@ -145,12 +145,14 @@ def load_agent(
     """Read a file, or a shipped one by its name: the federation to steer, and the agent."""
     table, stem, home = _read(source)
     table = override(table, changes)
-    if "rounds" in table:
-        raise ConfigError(f"rounds = {table['rounds']!r}: an agent's episodes have agent.rounds")
     told = table.pop("agent", None)
     if not isinstance(told, dict):
         raise ConfigError(
             "this experiment has no [agent]: say at least its target, e.g. [agent] target = 0.9"
+        )
+    if "rounds" in table:
+        raise ConfigError(
+            f"rounds = {table['rounds']!r}: an agent's episodes have agent.rounds; leave rounds out"
         )
     given = {n: tuple(v) if isinstance(v, list) else v for n, v in told.items()}
     for name in given:

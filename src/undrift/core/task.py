@@ -35,7 +35,7 @@ from undrift.core.ops import (
     read_buffers,
     running,
 )
-from undrift.core.trouble import check_tensors, find_trouble
+from undrift.core.trouble import check_tensors, check_values_there, find_trouble
 from undrift.core.watching import watch
 from undrift.errors import ConfigError, TaskError, unknown_name
 
@@ -291,6 +291,7 @@ class Task:
     def to(self, device: torch.device | str) -> Task:
         """Move what is not in the vector (frozen parameters, constants) to a device."""
         twin = self.clone()
+        check_values_there(self.module)
         twin.module, twin.eval_module = twin.module.to(device), twin.eval_module.to(device)
         if isinstance(twin.loss, nn.Module):
             twin.loss = copy.deepcopy(twin.loss).to(device)

@@ -38,11 +38,23 @@ def check_tensors(module: nn.Module) -> None:
         )
 
 
+def check_values_there(module: nn.Module) -> None:
+    """Refuse to begin at parameters and buffers without values, all of them at once.
+
+    A task may be made of them, to count parameters; training cannot begin there.
+    """
+    named = [*module.named_parameters(), *module.named_buffers()]
+    if empty := [name for name, t in named if t.is_meta]:
+        told = ", ".join(map(repr, empty[:6])) + (", ..." if len(empty) > 6 else "")
+        raise TaskError(
+            f"{len(empty)} tensors of the module have no values (meta device): {told}. "
+            "Load some first (module.to_empty, load_state_dict)"
+        )
+
+
 def _strange(t: Tensor) -> str:
     if is_lazy(t):
         return ""  # `prepare` says what to do
-    if t.is_meta:
-        return "is on the meta device and has no values: load some first"
     if t.dtype not in FLOATS and (t.dtype not in WHOLE or t.requires_grad):
         return f"is {str(t.dtype).removeprefix('torch.')}"
     dense = t.layout is torch.strided and not t.is_nested

@@ -46,8 +46,8 @@ def remember(key: str, configuration: dict[str, Any]) -> None:
     try:
         with tempfile.TemporaryDirectory(dir=make_own_folder(path.parent)) as scratch:
             beside = Path(scratch, path.name)
+            beside.touch(0o600)  # before its first byte: nobody else may write it
             beside.write_text(json.dumps(made, indent=1, sort_keys=True))
-            beside.chmod(0o600)
             beside.replace(path)
     except OSError as error:
         log.debug("%s is not written: %s", path, error)

@@ -15,9 +15,7 @@ from undrift.program.trace import has_hooks, settings, trace
 
 log = logging.getLogger("undrift")
 
-WORTH = (
-    0.2  # seconds that calls of a function have taken before it is traced: about what that takes
-)
+WORTH = 0.2  # seconds of calls before a function is traced: about as long as tracing takes
 MOST = 64  # programs that are kept: a cohort whose clients end one by one makes many
 
 
@@ -64,6 +62,10 @@ class Programs:
         self._owners: tuple[Any, ...] = ()
         self._algorithms: list[Any] = []
         self._traces = True
+
+    def __deepcopy__(self, memo: Any) -> Programs:
+        """Start anew: a copied trainer has a module of its own, and graphs hold the old one."""
+        return Programs()
 
     def renew(self, task: Task) -> None:
         """Forget all programs if the module or the loss was changed since."""

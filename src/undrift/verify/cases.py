@@ -241,7 +241,7 @@ def comfed_cases() -> list[Case]:
             cases.append(Case(of, partial(_comfed, cell | tau), loop, BALL))
             style = "mimelite" if (client in ("sgd", "scaf")) == (server != "adam") else "fedadc"
             taken = {"local_momentum": style, "b": 0.9}
-            loop = partial(comfed_momentum, style=style, b=0.9, pulled="whole", **cell)
+            loop = partial(comfed_momentum, style=style, b=0.9, **cell)
             made = partial(_comfed, cell | tau | taken)
             cases.append(Case(of, made, loop, STEADY, steps="five"))
     for mode in ("fresh", "literal"):

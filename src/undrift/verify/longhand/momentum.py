@@ -149,7 +149,6 @@ def comfed_momentum(
     weights: str = "size",
     rate: str = "now",
     cancel: str = "now",
-    pulled: str = "scaled",
 ) -> Trajectory:
     """M = -m/(eta Kbar): the server's EMA of updates in the units of a gradient.
 
@@ -174,8 +173,7 @@ def comfed_momentum(
     for r, sampled in enumerate(participants):
         old, eta = x, round_lr(local, r)
         who = usable(world, sampled)
-        shorter = scale * pull if pulled == "scaled" else pull
-        norms = {i: path(local, r, len(batches[r, i]), shorter) for i in who}
+        norms = {i: path(local, r, len(batches[r, i]), scale * pull) for i in who}
         now = float(_mean(world, norms, weights))
         used = now if sent == "now" else kbar
         big = -m / ((eta if rate == "now" else last_eta) * used)

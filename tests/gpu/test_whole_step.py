@@ -13,7 +13,9 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-APART = {"float32": 2e-5, "tf32": 1e-2, "bf16": 8e-2, "fp16": 2e-2}  # of the change, relative
+# Of the change, relative.  Rounding the inputs of all products to the 10 bits of tf32 and fp16
+# moves `Pictures` by 2 to 3 % in float64 already: pooling and ReLU then choose other elements.
+APART = {"float32": 2e-5, "tf32": 5e-2, "bf16": 8e-2, "fp16": 5e-2}
 
 
 class Pictures(nn.Module):

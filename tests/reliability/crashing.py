@@ -11,10 +11,9 @@ from undrift.data import Work
 from undrift.state import disk
 
 from . import forked, tiny
-from .killing import warm
+from .killing import OPERATIONS, warm
 
 ROUNDS = 3
-OPERATIONS = ("_os_write", "_os_pwrite", "_os_fsync", "_os_replace", "_os_remove")
 MOST = 1000  # operations of a run, by far
 DEAD = 77  # how a child ends that died where it should
 

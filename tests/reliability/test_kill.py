@@ -12,7 +12,6 @@ from .forked import ask
 def test_killed_runs_end_as_if_they_had_not_been_killed(tmp_path, kills):
     parts = ask("killing", tmp_path, str(kills))
     assert sum(p["kills"] for p in parts) == sum(p["same"] for p in parts) == kills, parts
-    assert sum(p["in a save"] for p in parts) >= kills // 5, parts
+    assert sum(p["in a save"] for p in parts) >= kills // 2, parts  # those that are aimed
     saves = {n for p in parts for n in p["after saves"]}
-    # where chance puts twelve kills depends on the machine: not all after the same save
-    assert saves >= {0, 1, 2, 3, 4} if kills == 50 else len(saves) >= 3, parts
+    assert saves >= ({0, 1, 2, 3, 4, 5} if kills == 50 else {0, 1, 3}), parts

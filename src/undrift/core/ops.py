@@ -111,6 +111,9 @@ def prepare(module: nn.Module) -> nn.Module:
         raise TaskError(f"the module cannot be copied: {error}") from error
     number = 0
     for name, part in list(twin.named_modules()):
+        if isinstance(part, nn.TransformerEncoder):
+            # nested tensors make an example's output as long as the longest text judged beside it
+            part.use_nested_tensor = False
         if type(part).forward in FORWARDS and "forward" not in vars(part):
             _refuse(part, name)
             part.__class__ = _exchanged(type(part))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from undrift.core.augmented import Augment, augment_rows, check_augment
+from undrift.core.batching import batching
 from undrift.core.convolution import Seam
 from undrift.core.losses import (
     LOSSES,
@@ -177,7 +178,7 @@ class Task:
         values = {**parameters, **self.named_buffers(buffers)}
         values |= {alias: parameters[name] for alias, name in self.aliases.items()}
         run.seam = run.seam or self.seam
-        with running(run), self.around():
+        with running(run), batching(), self.around():
             module = self.module if run.training else self.eval_module
             value = functional_call(module, values, (x,), tie_weights=False)
         features = run.notes.get("features")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from undrift.core.batching import inside_attention
 from undrift.core.lstm_steps import Start, take_steps
 from undrift.core.precision import operand_type
 from undrift.layers import lstm
@@ -228,20 +228,9 @@ def _attention(
     return found.to(query.dtype)
 
 
-# torch's function asks at its beginning whether a mode wants it; this copy goes on to the products
-# inside, which the mode does want
-_inside_attention = FunctionType(
-    F.multi_head_attention_forward.__code__,
-    {**F.multi_head_attention_forward.__globals__, "has_torch_function": lambda given: False},
-    "multi_head_attention",
-    F.multi_head_attention_forward.__defaults__,
-    F.multi_head_attention_forward.__closure__,
-)
-
-
 def _multi_head(mode: Exchange, *args: Any, **kwargs: Any) -> Any:
     with mode:
-        return _inside_attention(*args, **kwargs)
+        return inside_attention(*args, **kwargs)
 
 
 # ------------------------------------------------------------------------------------- recurrence

@@ -58,6 +58,7 @@ class Present(NamedTuple):
     rounds: int
     rows: Visible  # which client states belong to it
     holders: frozenset[int] = frozenset()  # who has looked at this model already
+    begun: bool = False  # before the first round: all who may have looked already
 
 
 class Trainer:
@@ -161,13 +162,19 @@ class Trainer:
         finally:
             self.settle()
 
+    def begin(self) -> None:
+        """Let all look at the first model now, not when the first round opens."""
+        if self.rounds_done == 0 and not self._present.begun:
+            server, _, holders = self._look(self.server, None)
+            self._present = self._present._replace(server=server, holders=holders, begun=True)
+
     def open_round(self, cohort: Assignment | None = None) -> Opened:
         """Choose the next round's cohort, unless it is known; before the first one all may look."""
         started = time.perf_counter()
         self.settle()
         self._trained = None
         server, first, holders = self.server, NOTHING, self._present.holders
-        if self.rounds_done == 0:
+        if self.rounds_done == 0 and not self._present.begun:
             server, first, holders = self._look(server, None)
         if cohort is None:
             late = self.roster.orders_late
@@ -282,7 +289,7 @@ class Trainer:
     def _welcome(self, server: Server, newcomers: list[int]) -> Server:
         """Let newcomers look at the model; before the first round everybody does."""
         only = self._looking(*REFRESH)
-        if not (newcomers and only and self.rounds_done):
+        if not (newcomers and only and (self.rounds_done or self._present.begun)):
             return server
         return self._take_in(server, self.roster.lookers(self.rounds_done, newcomers), only)[0]
 

@@ -59,6 +59,50 @@ def test_the_rest_is_the_same_from_the_middle(name, full_batch):
             assert torch.equal(value, after.server[key])
 
 
+COUNTING = {"adabest", "vrlsgd", "qfedsgd"}  # read the round's number, or take one step
+
+
+@pytest.mark.parametrize("name", [n for n in fl.catalogue() if n not in COUNTING and ":" not in n])
+def test_states_that_are_given_in_round_0_are_the_first_ones(name):
+    """A round after another is the same when it is called the first and its states are given."""
+    draw = torch.Generator().manual_seed(0)
+    clients = [
+        (torch.randn(n, 3, generator=draw), torch.randint(0, 2, (n,), generator=draw))
+        for n in SIZES
+    ]
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 10))
+    strong = {"strength": 0.5} if name.startswith("rfedavg") else {}
+    algorithm, given = fl.catalogue()[name].build(**strong), {"steps": 3, "feature": "1"}
+    one, two = replay(net, clients, algorithm, ALL[:2], **given)
+    (again,) = replay(
+        net,
+        clients,
+        algorithm,
+        ALL[:1],
+        initial=one.server,
+        server_state=one.server_state,
+        client_states=one.all_states,
+        **given,
+    )
+    for key, value in two.server.items():
+        assert (value - again.server[key]).abs().max() < 1e-12
+    for key, value in two.server_state.items():
+        assert torch.allclose(value, again.server_state[key], rtol=0, atol=1e-12), key
+
+
+@pytest.mark.parametrize("build", [fl.rfedavg, fl.rfedavg_plus])
+def test_all_look_at_the_first_model_before_a_round_that_nobody_plays(build):
+    """An empty first round leaves the feature means that everybody has at x_0."""
+    clients = [(torch.randn(n, 3), torch.randint(0, 2, (n,))) for n in SIZES]
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    given = {"steps": 2, "feature": "1"}
+    algorithm = build(strength=0.5, local=PLAIN)
+    (plain,) = replay(net, clients, algorithm, ALL[:1], **given)
+    _, late = replay(net, clients, algorithm, [[], ALL[0]], **given)
+    for key, value in plain.server.items():
+        assert torch.equal(value, late.server[key])
+
+
 @pytest.mark.parametrize(
     "algorithm", [fl.fedpd(start="own", rho=1.0, local=fl.sgd(0.1, weight_decay=0.1, clip=0.5))]
 )

@@ -58,6 +58,24 @@ def test_a_gamma_that_leaves_no_dual_step():
         trainer(fl.fedvra(0.1, gamma=20.0), sampler=fl.Everyone())
 
 
+@pytest.mark.parametrize("by_size", [True, False])
+@pytest.mark.parametrize("gamma", [0.1, 0.3, 0.5, 2.0])
+def test_remark_1_holds_for_the_d_that_acts(gamma, by_size):
+    """With weights over the cohort d is 1 / sum omega: a round runs by remark 1, or not at all."""
+    world = {"sampler": fl.Uniform(count=3), "work": fl.Work(steps=10)}
+    plain = trainer(fl.fedavg(0.1), **world)
+    sizes, cohort = plain.federation.sizes, plain.round().ids
+    omega = float(sizes[cohort].sum() / sizes.sum()) if by_size else 3 / 6
+    reach = 1 - (1 - gamma * 0.1) ** 10
+    a = min(1.0, 1 / reach - 1)
+    algorithm = fl.fedvra(0.1, gamma=gamma, d="cohort", by_size=by_size)
+    if (a + 1 / omega) * reach > 1:
+        with refused(r"this cohort's d is 1 / sum omega|leave client"):
+            trainer(algorithm, **world)
+    else:
+        trainer(algorithm, **world).round()
+
+
 @pytest.mark.parametrize(
     ("settings", "why"),
     [

@@ -32,6 +32,9 @@ class Lineup(NamedTuple):
     info: ClientInfo
     steps: Tensor
     lr: Any  # local learning rate at the start of the round
+    round: int = 0
+    clients: int = 0  # ids in use, whoever takes part
+    algorithm: Any = None  # of which the part that checks is one
 
     @property
     def is_everybody(self) -> bool:

@@ -171,9 +171,10 @@ class Engine:
         if not particular:
             return  # a device need not compute the rate
         lr = algo.local.lr_at(server.round, torch.zeros_like(server.round))
-        info = work.told().info
+        info, clients = work.told().info, self.federation.num_clients
+        lineup = Lineup(info, work.steps.to(info.size), lr, work.round, clients, algo)
         for part in particular:
-            part.check(Lineup(info, work.steps.to(info.size), lr))
+            part.check(lineup)
 
     # -- what a subclass defines -------------------------------------------------------------
     def run_clients(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Any, NamedTuple
 
 import torch
@@ -80,10 +81,13 @@ def replay(
         Task(started(module, initial, dtype), loss, feature=feature, dtype=dtype),
         federation,
         watched(algorithm),
-        work=ExplicitWork(_before(listed, first_round, batches)),
+        work=ExplicitWork(batches),
         sampler=Explicit(_filled(listed, sizes, first_round), chances),
         engine=engine,
+        enrolled=range(len(sizes)),  # no round is planned before it is played
     )
+    if not first_round:
+        trainer.begin()  # else a first look would replace states that are given
     if server_state or client_states or first_round:
         begin(trainer, first_round, server_state or {}, client_states or {})
     moments, seen = [], set(client_states or {})
@@ -148,30 +152,45 @@ def whole(
     participants: Participants, sizes: Sequence[int], steps: Steps | None, first: int
 ) -> dict[tuple[int, int], list[list[int]]]:
     """Give batches of all examples, as many as there are steps."""
-
-    def count(r: int, i: int) -> int:
-        if isinstance(steps, Mapping):
-            return steps[r, i]
-        return steps[i] if isinstance(steps, Sequence) else int(steps or 0)
-
     pairs = [(r, i) for r, ids in enumerate(participants, first) for i in ids]
-    return {(r, i): [list(range(sizes[i]))] * count(r, i) for r, i in pairs}
+    return {(r, i): [list(range(sizes[i]))] * count_of(steps, r, i, len(sizes)) for r, i in pairs}
+
+
+def count_of(steps: Any, round: int, client: int, clients: int) -> int:
+    """Look up how many steps a client takes in a round."""
+    if isinstance(steps, Mapping):
+        if (round, client) not in steps:
+            raise ConfigError(
+                f"steps name no number for client {client} in round {round}: give {{(round, "
+                "client): number}} for all participants, rounds and ids from 0"
+            )
+        return _step_count(f"steps of client {client} in round {round}", steps[round, client])
+    if isinstance(steps, Sequence) and not isinstance(steps, str):
+        if len(steps) < clients:
+            numbers = f"{len(steps)} number" + "s" * (len(steps) != 1)
+            raise ConfigError(
+                f"steps has {numbers}, but there are {clients} clients: give one for each id"
+            )
+        return _step_count(f"steps of client {client}", steps[client])
+    return _step_count("steps", steps, least=1)
+
+
+def _step_count(place: str, value: Any, least: int = 0) -> int:
+    """Take a whole number of any kind, numpy's and torch's too."""
+    try:
+        number = None if isinstance(value, bool) else index(value)
+    except TypeError:
+        number = None
+    if number is None or number < least:
+        raise ConfigError(f"{place} = {value!r} must be a whole number of at least {least}")
+    return number
 
 
 def _filled(participants: Participants, sizes: Sequence[int], first: int) -> list[list[int]]:
-    """Put the first cohort into rounds that nobody plays: they are planned, but not trained."""
+    """Put the first cohort into rounds that nobody plays."""
     somebody = [next(i for i, n in enumerate(sizes) if n)]
     cohort = next((list(ids) for ids in participants if ids), somebody)
     return [cohort] * first + [list(ids) or cohort for ids in participants]
-
-
-def _before(
-    participants: Participants, first: int, batches: Mapping[tuple[int, int], Batches]
-) -> Mapping[tuple[int, int], Batches]:
-    """Add the batches of the first cohort to round 0, which is planned even if nobody plays it."""
-    played = next((r for r, ids in enumerate(participants, first) if ids), 0)
-    cohort = participants[played - first] if played else []
-    return {**{(0, i): batches[played, i] for i in cohort if (played, i) in batches}, **batches}
 
 
 def _moment(trainer: Trainer, ids: list[int], seen: set[int], weights: Tensor) -> Moment:

@@ -15,6 +15,7 @@ from undrift.core.rule import ClientInfo, ClientView, Rule, ServerView, Sizes
 from undrift.core.task import Output, Vec, masked_mean
 from undrift.core.transfer import table
 from undrift.core.tree import Tree, number, record, refuse_unused, static
+from undrift.errors import ConfigError
 from undrift.rules.contrast import features_of, need_features
 from undrift.rules.private import FeatureNoise, noisy_mean
 
@@ -114,9 +115,22 @@ class RFedAvgPlusAll(RFedAvgPlus):
 
 def check_means(rule: Any) -> None:
     """Refuse means of some examples under noise, which is accounted for means over all."""
+    check_batch(rule)
     if rule.noise is not None:
         why = "noise is accounted for means over all own examples"
         refuse_unused(type(rule), why, batch=rule.batch)
+
+
+def check_batch(rule: Any) -> None:
+    """Refuse a `batch` that is no number of examples, none, or examples by round and client."""
+    batch = rule.batch
+    if batch is None or isinstance(batch, tuple):
+        return
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        raise ConfigError(
+            f"{type(rule).__name__}.batch = {batch!r} must be a whole number of examples of at "
+            "least 1, or None for all"
+        )
 
 
 def empty_table(rule: Rule, w: Vec, sizes: Sizes) -> Means:

@@ -12,7 +12,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from undrift.core.rule import Aggregate, ClientInfo, ClientView, Lineup, Rule, ServerView, Sizes
+from undrift.core.rule import (
+    Aggregate,
+    ClientInfo,
+    ClientView,
+    Lineup,
+    Mean,
+    Rule,
+    ServerView,
+    Sizes,
+)
 from undrift.core.task import Vec
 from undrift.core.transfer import table
 from undrift.core.tree import Tree, record, static
@@ -87,6 +96,23 @@ def at(value: Any, client: ClientInfo, round: Tensor | None = None) -> Any:
     return value.at(client) if isinstance(value, PerClient) else value
 
 
+def check_lists(owner: Any, lineup: Lineup, *names: str) -> None:
+    """Refuse lists that have no number for some client, or no row for this round."""
+    for name in names:
+        value, place = getattr(owner, name), f"{type(owner).__name__}.{name}"
+        if isinstance(value, PerRound) and lineup.round >= len(value.values):
+            raise ConfigError(
+                f"{place} has rows for {len(value.values)} rounds, but round {lineup.round + 1} "
+                "begins: give one row for every round, or numbers that hold in all of them"
+            )
+        row = value.values[0] if isinstance(value, PerRound) else getattr(value, "values", None)
+        if isinstance(row, tuple) and len(row) < lineup.clients:
+            raise ConfigError(
+                f"{place} has numbers for {len(row)} clients, but there are {lineup.clients}: "
+                "give one for every client id, also of those who never take part"
+            )
+
+
 def omega(client: ClientInfo, by_size: bool) -> Tensor:
     """Weigh a client among everybody."""
     return client.share if by_size else client.share * client.mean_size / client.size
@@ -111,6 +137,7 @@ class ShareSum(Aggregate):
 
 def check_duals(rule: FedVra, lineup: Lineup) -> None:
     """Refuse a cohort for which remark 1, (a + d) eta gamma Q~ <= 1, leaves no positive a_i."""
+    check_lists(rule, lineup, "gamma", "a", "d")
     if rule.a is not None:
         return
     gamma, a, d = coefficients(rule, lineup.info, lineup.steps, lineup.lr)
@@ -123,6 +150,29 @@ def check_duals(rule: FedVra, lineup: Lineup) -> None:
             f"{int(lineup.steps[c])} steps and d = {float(d[c]):g} leave client "
             f"{int(lineup.info.id[c])} a = {float(a[c]):.3g}, which must be positive: lower gamma, "
             "eta or the local work, or give a and d"
+        )
+    check_cohort(rule, lineup, a, d)
+
+
+def check_cohort(rule: FedVra, lineup: Lineup, a: Tensor, d: Tensor) -> None:
+    """Refuse an a_i that remark 1 does not allow where a mean divides by the cohort's weights.
+
+    What is sent is d D_i, but d / sum omega is what acts.
+    """
+    aggregate = getattr(lineup.algorithm, "aggregate", None)
+    if not isinstance(aggregate, Mean):
+        return
+    acting = d / omega(lineup.info, aggregate.by_size).sum()
+    reach = 1 - (1 - at(rule.gamma, lineup.info) * lineup.lr) ** lineup.steps
+    bad = ((a + acting) * reach > 1 + 1e-6).nonzero().flatten()
+    if len(bad):
+        c = int(bad[0])
+        raise ConfigError(
+            f"FedVra before {type(aggregate).__name__} (d = 'cohort'): this cohort's d is "
+            f"1 / sum omega = {float(acting[c]):.4g}, and a = {float(a[c]):.3g} of client "
+            f"{int(lineup.info.id[c])} makes (a + d) eta gamma Q~ "
+            f"{float((a + acting)[c] * reach[c]):.3g}, which remark 1 bounds by 1: give a, or "
+            "lower gamma, eta or the local work"
         )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from undrift.core.rule import ClientView
+from undrift.core.rule import ClientView, Lineup
 from undrift.core.task import Vec
 from undrift.core.tree import EMPTY, Tree, number, record, refuse_unused
 from undrift.rules.adabest import AdaBest, Drift
-from undrift.rules.vra import PerRound, at
+from undrift.rules.vra import PerRound, at, check_lists
 
 
 @record
@@ -59,6 +59,9 @@ class AdaBestInTurn(AdaBest):
 
     def __post_init__(self) -> None:
         refuse_unused(type(self), "nbar is given", unbalanced=self.unbalanced)
+
+    def check(self, lineup: Lineup) -> None:
+        check_lists(self, lineup, "nbar")
 
     def direction(self, g: Vec, view: ClientView) -> Vec:
         nbar = at(self.nbar, view.client, view.round)

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from undrift.core.rule import Aggregate, ClientView
+from undrift.core.rule import Aggregate, ClientView, Lineup
 from undrift.core.task import Vec
 from undrift.core.tree import Tree, number, record
 from undrift.rules.fair import QFair, lipschitz_of
-from undrift.rules.vra import at
+from undrift.rules.vra import at, check_lists
 
 
 @record
@@ -24,6 +24,9 @@ class MeanBy(Aggregate):
     means: ClassVar[tuple[str, ...]] = ("deltas", "steps")
 
     weights: Any = 1.0
+
+    def check(self, lineup: Lineup) -> None:
+        check_lists(self, lineup, "weights")
 
     def weight(self, view: ClientView) -> Tensor:
         return view.size * 0 + at(self.weights, view.client, view.round)

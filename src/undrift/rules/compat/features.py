@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from undrift.core.rule import ClientView, Rule, Sizes
+from undrift.core.rule import ClientView, Lineup, Rule, Sizes
 from undrift.core.task import Output, Vec
 from undrift.core.tree import EMPTY, Tree, number, record, static
 from undrift.errors import ConfigError
 from undrift.rules.contrast import Pool, check_counts, contrast, features_of, need_features
-from undrift.rules.features import batch_mean, mean_of_some
+from undrift.rules.features import batch_mean, check_batch, mean_of_some
 
 
 @record
@@ -28,6 +28,12 @@ class RFedAvgPlusAtStart(Rule):
 
     strength: float = number(default=1e-4, low=0)
     batch: Any = static(default=None)
+
+    def __post_init__(self) -> None:
+        check_batch(self)
+
+    def check(self, lineup: Lineup) -> None:
+        check_chosen(self, lineup)
 
     def init_server(self, w: Vec, sizes: Sizes) -> Tree:
         need_features(self, sizes)
@@ -54,6 +60,12 @@ class RFedAvgAtStart(Rule):
 
     strength: float = number(default=1e-4, low=0)
     batch: Any = static(default=None)
+
+    def __post_init__(self) -> None:
+        check_batch(self)
+
+    def check(self, lineup: Lineup) -> None:
+        check_chosen(self, lineup)
 
     def init_server(self, w: Vec, sizes: Sizes) -> Tree:
         need_features(self, sizes)
@@ -85,6 +97,27 @@ def mean_of_others(view: ClientView) -> Tensor:
     (mean, per), (own, own_per) = view.cohort, view.probe
     m = view.cohort_size
     return (m * (mean / per) - own / own_per) / (m - 1).clamp(min=1)
+
+
+def check_chosen(rule: Any, lineup: Lineup) -> None:
+    """Refuse a round of which somebody's examples are not named, or are none of its own."""
+    if not isinstance(rule.batch, tuple):
+        return
+    chosen = {client: at for round, client, at in rule.batch if round == lineup.round}
+    place, round = f"{type(rule).__name__}.batch", lineup.round
+    sizes = zip(lineup.info.id.tolist(), lineup.info.size.tolist(), strict=True)
+    for client, size in sizes:
+        if not chosen.get(client):
+            raise ConfigError(
+                f"{place} names no examples of client {client} in round {round}: give "
+                f"chosen_examples({{({round}, {client}): [positions], ...}}) for all who take part"
+            )
+        outside = [p for p in chosen[client] if not 0 <= p < size]
+        if outside:
+            raise ConfigError(
+                f"{place} names position {outside[0]} of client {client} in round {round}, which "
+                f"holds {int(size)} examples: positions count from 0"
+            )
 
 
 def chosen_examples(

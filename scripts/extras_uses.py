@@ -64,7 +64,11 @@ def privacy() -> None:
     import undrift as fl
 
     rule = fl.Private(norm=1.0, noise=1.0, cohort=100)
-    assert 0 < fl.spent_on_updates(rule, 10, rate=0.01) < fl.spent_on_updates(rule, 10)
+    assert (
+        0
+        < fl.spent_on_updates(rule, 10, rate=0.01, population=10**4)
+        < fl.spent_on_updates(rule, 10)
+    )
 
 
 def tracked(name: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from undrift.rules import FeatureNoise
 from undrift.verify.longhand.adaptive import fedamsgrad
 from undrift.verify.longhand.comfed import CLIENTS
 from undrift.verify.longhand.contrast import moon
@@ -123,6 +124,9 @@ def model_cases() -> dict[str, Case]:
                 name, partial(loop, **settings), settings, local, **inside
             )
         cases[f"{name}-defaults"] = one(name, loop, {}, **inside)
+        clipped = partial(loop, strength=0.5, clip=0.8)  # half of the examples are longer
+        settings = {"strength": 0.5, "noise": FeatureNoise(0.0, clip=0.8)}
+        cases[f"{name}-clipped-features"] = one(name, clipped, settings, **inside)
     wide = {"strength": 0.5, "refresh": "all"}
     cases["rfedavg_plus-all"] = one("rfedavg_plus", partial(rfedavg_plus, **wide), wide, **inside)
     for label, local in {"sgd": SGD, "heavy": HEAVY, "clip": CLIPPED}.items():

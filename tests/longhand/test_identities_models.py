@@ -90,6 +90,12 @@ def test_i38_regularisers_have_one_gradient(mlp):
         below("I-38 trace", abs(extra - covariance), 1e-12)
         numbers = slopes(lambda v: pairwise_value(net, v, x, others), w)
         below("rFedAvg, central differences", np.abs(pair - numbers).max(), 1e-8)
+        clip = float(np.median(np.linalg.norm(net.phi(w, x), axis=1)))
+        pair = pairwise_gradient(net, w, x, others, clip)
+        mean = centred_gradient(net, w, x, centre, clip)
+        below("I-38 clipped", np.abs(pair - mean).max(), 1e-12)
+        numbers = slopes(lambda v, c=clip: pairwise_value(net, v, x, others, c), w)
+        below("rFedAvg clipped, central differences", np.abs(pair - numbers).max(), 1e-8)
     including = np.mean(deltas, axis=0)
     alone = centred_gradient(net, mlp.w0, x, centre) * (N - 1) / N
     here = centred_gradient(net, mlp.w0, x, including)

@@ -1,13 +1,12 @@
-"""Noise on feature means: how much, where, and what it is worth."""
-
-import builtins
+"""Noise on feature means: how much, and where."""
 
 import pytest
 import torch
+from torch import nn
 
 import undrift as fl
 from undrift.engines import engine as engine_module
-from undrift.errors import ConfigError, MissingExtra
+from undrift.rules.accounting import gaussian_epsilon
 from undrift.testing import tiny_world
 from undrift.testing.compare import distance
 from undrift.testing.world import numbers
@@ -68,37 +67,41 @@ def test_pieces_and_engines_bring_the_same_noise(build, monkeypatch):
             assert distance([value], [found[0][name]]) <= 1e-12, name
 
 
-def test_accounting():
-    """One release with a multiplier of 1: the Gaussian mechanism; more releases cost more."""
-    once = fl.spent_on_features(fl.FeatureNoise(1.0, 1.0, 100.0), size=100, releases=1)
-    assert 3.5 < once.epsilon < 6.0 and once.delta == 1e-5  # exactly 4.38; RDP is looser
-    small = fl.spent_on_features(fl.FeatureNoise(1.0, 1.0, 100.0), size=50, releases=1)
-    often = fl.spent_on_features(fl.FeatureNoise(1.0, 1.0, 100.0), size=100, releases=4)
-    assert small.epsilon > once.epsilon and often.epsilon > once.epsilon
-    assert small.epsilon == pytest.approx(often.epsilon, rel=1e-6)  # half of sigma, four releases
-    assert "model updates of the same client are not covered" in str(once)
+def moved_by_one_example(algorithm: fl.Algorithm) -> torch.Tensor:
+    """How far client 0's mean goes when one example is exchanged for its opposite."""
+    task, x = fl.Task(nn.Sequential(nn.Identity(), nn.Linear(3, 2)), feature="0"), torch.zeros(4, 3)
+    rows = []
+    for sign in (1.0, -1.0):
+        own = x.clone()
+        own[0, 0] = 100.0 * sign
+        data = fl.Federation.of([(own, torch.zeros(4).long()), (x, torch.zeros(4).long())])
+        run = fl.Trainer(task, data, algorithm, work=fl.Work(steps=1, batch=None))
+        run.round()
+        rows.append(run.server.states[0].rows[0])
+    return rows[0] - rows[1]
 
 
-@pytest.mark.parametrize("settings", [(0, 1, 1e-5), (1, 0, 1e-5), (1, 1, 0.0), (1, 1, 1.0)])
-def test_accounting_of_nothing(settings):
-    size, releases, delta = settings
-    with pytest.raises(ConfigError, match="spent_on_features"):
-        fl.spent_on_features(NOISE, size, releases, delta=delta)
+@pytest.mark.parametrize("build", [fl.rfedavg, fl.rfedavg_plus])
+def test_one_example_moves_a_mean_by_what_is_accounted_for(build):
+    """2 C0 / n: the worst that exchanging one example does."""
+    moved = float(moved_by_one_example(build(0.0001, strength=0.0, noise=NOISE_OFF)).norm())
+    bound = 2 * 0.5 / 4
+    assert bound * (1 - 1e-4) < moved <= bound
+    scale = 2.0 * 0.5 / 8.0  # sigma C0 / L: the noise, over what one example does, is accounted for
+    told = fl.spent_on_features(NOISE, 4, 1).epsilon
+    assert told == pytest.approx(gaussian_epsilon(scale / moved, 1, 1e-5), rel=1e-4)
 
 
-def test_no_noise_is_not_private():
-    with pytest.raises(ConfigError, match="sigma above 0"):
-        fl.spent_on_features(NOISE_OFF, 10, 1)
-
-
-def test_accounting_names_what_is_missing(monkeypatch):
-    original = builtins.__import__
-
-    def without(name, *args, **more):
-        if name.startswith("dp_accounting"):
-            raise ImportError(name)
-        return original(name, *args, **more)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingExtra, match=r"pip install 'undrift\[privacy\]'"):
-        fl.spent_on_features(NOISE, 10, 1)
+@pytest.mark.parametrize("build", [fl.rfedavg, fl.rfedavg_plus])
+def test_clients_with_the_same_data_do_not_pull_at_each_other(build):
+    """The own batch is clipped as the others' means are."""
+    world = tiny_world()
+    x, y = world.federation.client(0)
+    same = fl.Federation.of([(x, y)] * 3)
+    work, found = fl.Work(steps=1, batch=None), []
+    for strength in (0.0, 5.0):
+        algorithm = build(0.1, strength=strength, noise=NOISE_OFF)
+        run = fl.Trainer(world.task, same, algorithm, work=work)
+        run.run(1)
+        found.append(run.server.w)
+    assert torch.allclose(*found, rtol=0, atol=1e-14)

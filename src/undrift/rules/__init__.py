@@ -13,9 +13,10 @@ from undrift.core.local import (
     Schedule,
     Sgd,
 )
+from undrift.rules.accounting import Spent, spent_on_features, spent_on_updates
 from undrift.rules.adabest import AdaBest
 from undrift.rules.aggregate import Mean, Nova
-from undrift.rules.bounded import Clipped, Private, spent_on_updates
+from undrift.rules.bounded import Clipped, Private
 from undrift.rules.client import (
     Prox,
     Scaffold,
@@ -47,7 +48,7 @@ from undrift.rules.named import (
 )
 from undrift.rules.plateau import PlateauSteps
 from undrift.rules.policy import Policy, Steering
-from undrift.rules.private import FeatureNoise, Spent, spent_on_features
+from undrift.rules.private import FeatureNoise
 from undrift.rules.recipes import (
     adabest,
     fedadc,

@@ -20,7 +20,7 @@ from undrift.core.rule import ClientView, Mean, Rule, ServerView, overrides
 from undrift.core.task import Vec
 from undrift.core.together import around
 from undrift.core.tree import Tree, number, record
-from undrift.errors import ConfigError, MissingExtra
+from undrift.errors import ConfigError
 
 
 def clipped(delta: Vec, norm: Any) -> Vec:
@@ -106,33 +106,3 @@ def system_normal(like: Tensor) -> Tensor:
         angle = 2 * math.pi * 2.0**-53 * raw[1]
         found += np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
     return torch.from_numpy(found[: like.numel()] / 2).reshape(like.shape)
-
-
-def spent_on_updates(
-    rule: Private, rounds: int, *, delta: float = 1e-5, rate: float | None = None
-) -> float:
-    """Give epsilon after some rounds, for adding or removing one client.
-
-    `rate` is the chance with which a Bernoulli sampler takes each client by itself; no other way of
-    sampling is credited.  The credit holds towards those who do not know who took part: a cohort
-    follows from the experiment's seed, and a run's folder lists it.
-    """
-    if rounds < 1 or not 0 < delta < 1 or not 0 < (1.0 if rate is None else rate) <= 1:
-        raise ConfigError(
-            f"spent_on_updates(rounds={rounds}, delta={delta}, rate={rate}): rounds count from 1, "
-            "delta lies in (0, 1), rate in (0, 1]"
-        )
-    if float(rule.noise) <= 0:
-        return math.inf
-    try:
-        from dp_accounting import dp_event, pld
-    except ImportError as error:
-        raise MissingExtra(
-            "accounting needs dp-accounting: pip install 'undrift[privacy]'"
-        ) from error
-    event = dp_event.GaussianDpEvent(float(rule.noise))
-    if rate is not None and rate < 1:
-        event = dp_event.PoissonSampledDpEvent(rate, event)
-    accountant = pld.PLDAccountant()
-    accountant.compose(dp_event.SelfComposedDpEvent(event, rounds))
-    return float(accountant.get_epsilon(delta))

@@ -52,7 +52,7 @@ class RFedAvg(Rule):
 
     def penalty(self, out: Output, view: ClientView) -> Tensor:
         known = ~view.personal.isnan().any(1)
-        gaps = (batch_mean(out, view) - view.personal.nan_to_num()).square().sum(1)
+        gaps = (batch_mean(out, view, self.noise) - view.personal.nan_to_num()).square().sum(1)
         return self.strength * (known * gaps).sum() / known.sum().clamp(min=1)
 
     def review(self, view: ClientView) -> Tree:
@@ -97,7 +97,7 @@ class RFedAvgPlus(Rule):
         return weights @ state.rows / weights.sum().clamp(min=1)
 
     def penalty(self, out: Output, view: ClientView) -> Tensor:
-        return self.strength * (batch_mean(out, view) - view.personal).square().sum()
+        return self.strength * (batch_mean(out, view, self.noise) - view.personal).square().sum()
 
     def after_round(self, view: ClientView) -> Tree:
         return own_mean(view, self.noise, "after_round", self.batch)
@@ -157,9 +157,15 @@ def taken_in(table: Means, view: ServerView) -> Means:
     return Means(*(t.index_copy(0, view.ids, v) for t, v in zip(table, (rows, known), strict=True)))
 
 
-def batch_mean(out: Output, view: ClientView) -> Tensor:
-    """Average the features of the batch: the estimate that a local step has."""
-    return masked_mean(features_of(out), view.batch.mask)
+def batch_mean(out: Output, view: ClientView, noise: FeatureNoise | None = None) -> Tensor:
+    """Average the features of the batch: the estimate that a local step has.
+
+    Where means are sent with noise they are of clipped features; so is this one, or clients with
+    the same data would pull at each other.
+    """
+    features = features_of(out)
+    features = features if noise is None else noise.clipped(features)
+    return masked_mean(features, view.batch.mask)
 
 
 def own_mean(

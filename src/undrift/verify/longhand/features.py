@@ -57,39 +57,62 @@ class Net:
 # ---- the regulariser -----------------------------------------------------------------------------
 
 
+MARGIN = 1 - 1e-6  # what is clipped ends below the bound, whatever is rounded
+
+
 def mean_phi(net: Net, w: Array, x: Array, clip: float | None = None) -> Array:
     """Return delta(w): the mean of phi, every example's phi first clipped to norm `clip`."""
     phi = net.phi(w, x)
     if clip is not None:
         norms = np.linalg.norm(phi, axis=1, keepdims=True)
-        phi = phi * np.minimum(1.0, clip / np.maximum(norms, 1e-300))
+        phi = phi * np.minimum(1.0, clip * MARGIN / np.maximum(norms, 1e-300))
     return phi.mean(axis=0)
 
 
-def pairwise_value(net: Net, w: Array, x: Array, others: list[Array]) -> float:
+def back_to_phi(net: Net, w: Array, x: Array, to_mean: Array, clip: float | None = None) -> Array:
+    """Return d value/d phi, one row per example, from d value/d mean of the clipped phi."""
+    rows = np.tile(to_mean / len(x), (len(x), 1))
+    if clip is None:
+        return rows
+    phi = net.phi(w, x)
+    for i, one in enumerate(phi):
+        norm = np.linalg.norm(one)
+        if norm > clip * MARGIN:
+            unit = one / norm
+            rows[i] = clip * MARGIN / norm * (rows[i] - unit * (unit @ rows[i]))
+    return rows
+
+
+def pairwise_value(
+    net: Net, w: Array, x: Array, others: list[Array], clip: float | None = None
+) -> float:
     """rFedAvg: (1/|J|) sum_j ||mean phi - delta_j||^2."""
-    mine = mean_phi(net, w, x)
+    mine = mean_phi(net, w, x, clip)
     return sum(float(((mine - delta) ** 2).sum()) for delta in others) / len(others)
 
 
-def pairwise_gradient(net: Net, w: Array, x: Array, others: list[Array]) -> Array:
+def pairwise_gradient(
+    net: Net, w: Array, x: Array, others: list[Array], clip: float | None = None
+) -> Array:
     """Differentiate `pairwise_value`, one delta_j after the other."""
-    mine = mean_phi(net, w, x)
+    mine = mean_phi(net, w, x, clip)
     to_mean = np.zeros_like(mine)
     for delta in others:
         to_mean = to_mean + 2.0 * (mine - delta) / len(others)
-    return net.backward(w, x, np.tile(to_mean / len(x), (len(x), 1)))
+    return net.backward(w, x, back_to_phi(net, w, x, to_mean, clip))
 
 
-def centred_value(net: Net, w: Array, x: Array, centre: Array) -> float:
+def centred_value(net: Net, w: Array, x: Array, centre: Array, clip: float | None = None) -> float:
     """rFedAvg+: ||mean phi - dtil||^2."""
-    return float(((mean_phi(net, w, x) - centre) ** 2).sum())
+    return float(((mean_phi(net, w, x, clip) - centre) ** 2).sum())
 
 
-def centred_gradient(net: Net, w: Array, x: Array, centre: Array) -> Array:
+def centred_gradient(
+    net: Net, w: Array, x: Array, centre: Array, clip: float | None = None
+) -> Array:
     """Return the gradient of that distance."""
-    to_mean = 2.0 * (mean_phi(net, w, x) - centre)
-    return net.backward(w, x, np.tile(to_mean / len(x), (len(x), 1)))
+    to_mean = 2.0 * (mean_phi(net, w, x, clip) - centre)
+    return net.backward(w, x, back_to_phi(net, w, x, to_mean, clip))
 
 
 def _others(table: dict[int, Array], i: int, include_self: bool) -> list[Array]:
@@ -123,7 +146,7 @@ def rfedavg(
         models = {}
         for i in usable(world, sampled):
             others = _others(table, i, include_self)
-            direction = _pairwise_direction(world, net, i, strength, others)
+            direction = _pairwise_direction(world, net, i, strength, others, clip)
             models[i] = walk(x, batches[r, i], local, r, direction)
         models = finite_only(models)
         for i, y in models.items():
@@ -136,7 +159,7 @@ def rfedavg(
 
 
 def _pairwise_direction(
-    world: World, net: Net, i: int, strength: float, others: list[Array]
+    world: World, net: Net, i: int, strength: float, others: list[Array], clip: float | None
 ) -> Direction:
     inputs, labels = world.data[i]
 
@@ -144,7 +167,7 @@ def _pairwise_direction(
         plain = world.gradient(y, inputs[batch], labels[batch])
         if strength == 0.0:
             return plain
-        return plain + strength * pairwise_gradient(net, y, inputs[batch], others)
+        return plain + strength * pairwise_gradient(net, y, inputs[batch], others, clip)
 
     return direction
 
@@ -173,7 +196,7 @@ def rfedavg_plus(
         models = {}
         for i in usable(world, sampled):
             centre = np.mean(_others(table, i, include_self), axis=0)
-            direction = _centred_direction(world, net, i, strength, centre)
+            direction = _centred_direction(world, net, i, strength, centre, clip)
             models[i] = walk(x, batches[r, i], local, r, direction)
         models = finite_only(models)
         if models:
@@ -185,13 +208,15 @@ def rfedavg_plus(
     return trajectory
 
 
-def _centred_direction(world: World, net: Net, i: int, strength: float, centre: Array) -> Direction:
+def _centred_direction(
+    world: World, net: Net, i: int, strength: float, centre: Array, clip: float | None
+) -> Direction:
     inputs, labels = world.data[i]
 
     def direction(y: Array, batch: Array) -> Array:
         plain = world.gradient(y, inputs[batch], labels[batch])
         if strength == 0.0:
             return plain
-        return plain + strength * centred_gradient(net, y, inputs[batch], centre)
+        return plain + strength * centred_gradient(net, y, inputs[batch], centre, clip)
 
     return direction

@@ -21,13 +21,13 @@ from undrift.core.algorithm import Row, Server
 from undrift.core.tree import Tree
 from undrift.engines.engine import Assignment
 from undrift.engines.traffic import Traffic
+from undrift.norms import FACTOR, bounds, middle
 
 log = logging.getLogger("undrift")
 
 Numbers = NDArray[np.float64]
 
 TOGETHER = 32  # rounds of trainers that are read as one
-LONG = 1000.0  # times the median change of a cohort: longer ones are worth a warning
 
 
 class RoundResult(NamedTuple):
@@ -64,6 +64,7 @@ class Advance(NamedTuple):
     sent: Traffic
     started: float
     ended: float  # true where no device is at work
+    warned: set[str]  # what the run has warned of already
 
     def result(self) -> RoundResult:
         """Read what is known of it; waits for the device."""
@@ -78,8 +79,8 @@ class Advance(NamedTuple):
         """Make the result of a round in which somebody was left out."""
         accepted, steps, lengths, *values = told
         kept = accepted != 0
-        if kept.any() and is_uneven(lengths[kept]):
-            self.warn_of_long(np.where(kept, lengths, 0.0))
+        if kept.any():
+            self.warn_of_long(np.where(kept, lengths, 0.0), steps)
         skipped = sorted(i for i, ok in zip(self.ids, kept.tolist(), strict=True) if not ok)
         why = "no report, not finite, or no batch to train on"
         log.warning("round %d: left out clients %s (%s)", self.round, skipped, why)
@@ -87,13 +88,20 @@ class Advance(NamedTuple):
             means = [float(v[kept].mean()) if kept.any() else math.nan for v in values]
         return self.made(skipped, float(steps.sum()), means)
 
-    def warn_of_long(self, lengths: Numbers) -> None:
-        """Name the clients whose changes are far longer than those of the others."""
-        middle = float(np.median(lengths[lengths > 0]))
-        long = [i for i, v in zip(self.ids, lengths.tolist(), strict=True) if v > LONG * middle]
+    def warn_of_long(self, lengths: Numbers, steps: Numbers) -> None:
+        """Name, once in a run, the clients whose changes silos would be refused for."""
+        if "long" in self.warned or not lengths.max() > FACTOR * lengths.min():
+            return
+        typical = middle(lengths)
+        long = lengths > bounds(typical, steps)
+        if not long.any():
+            return
+        self.warned.add("long")
+        ids = sorted(np.array(self.ids)[long].tolist())
         log.warning(
             "round %d: the changes of clients %s are more than %g times as long as the cohort's "
-            "median: are their data and their learning rate sound?", self.round, sorted(long), LONG
+            "median (%.4g): are their data and their learning rate sound? Of silos such reports "
+            "are refused (limits.relative). This is said once", self.round, ids, FACTOR, typical,
         )  # fmt: skip
 
     def made(self, skipped: list[int], steps: float, means: list[float]) -> RoundResult:
@@ -188,15 +196,9 @@ class Block:
             whole = (told[0] != 0).all(1).tolist()
             steps, means = told[1].sum(1).tolist(), told[3:].mean(2).T.tolist()
         for r, (place, one) in enumerate(zip(self._places, self.rounds, strict=True)):
-            if whole[r] and is_uneven(told[2, r]):
-                one.warn_of_long(told[2, r])
+            if whole[r]:
+                one.warn_of_long(told[2, r], told[1, r])
             yield place, one.made([], steps[r], means[r]) if whole[r] else one.result_of(told[:, r])
-
-
-def is_uneven(lengths: Numbers) -> bool:
-    """Whether some change is far longer than the median one; without any median nobody knows."""
-    moved = lengths[lengths > 0]
-    return bool(2 * len(moved) > len(lengths) and moved.max() > LONG * np.median(moved))
 
 
 def _form(one: Advance) -> tuple[Any, ...]:

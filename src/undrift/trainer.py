@@ -117,6 +117,7 @@ class Trainer:
         self._judge = Judge(self.engine)
         self._trained: Trained | None = None  # of the last round, where the engine still has them
         self._traffic: dict[tuple[int, int, int], Traffic] = {}
+        self._warned: set[str] = set()  # what is said once in a run
         self._described = {"engine": engine, "state": state}
 
     @property
@@ -199,8 +200,8 @@ class Trainer:
         held = len(opened.holders.intersection(opened.cohort.ids))
         sent = self._sent(outcome, held).plus(opened.sent).plus(last)
         rows = outcome.rows._replace(notes=(), counters=EMPTY)  # nobody asks for these again
-        ended = time.perf_counter()
-        return Advance(self.rounds_done, opened.cohort.ids, rows, sent, opened.started, ended)
+        times = (opened.started, time.perf_counter())
+        return Advance(self.rounds_done, opened.cohort.ids, rows, sent, *times, self._warned)
 
     def _sent(self, outcome: Outcome, held: int) -> Traffic:
         """Count the exchange around training; it depends on how many there are, and is kept."""

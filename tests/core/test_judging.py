@@ -231,7 +231,7 @@ def test_a_result_is_made_of_whoever_counted():
             accepted=torch.tensor(accepted), steps=torch.tensor([1.0, 2.0, 3.0, 4.0]),
             loss=losses, scores={"accuracy": torch.tensor([1.0, 0.0, 0.5, 0.0])},
         )  # fmt: skip
-        return Advance(1, [5, 3, 9, 7], row, NOTHING, 0.0, 0.0).result()
+        return Advance(1, [5, 3, 9, 7], row, NOTHING, 0.0, 0.0, set()).result()
 
     some = result([True, False, True, False])
     assert (some.skipped, some.steps, some.scores) == ([3, 7], 10, {"accuracy": 0.75})

@@ -218,12 +218,14 @@ class Engine:
             after, wrong = finished(outcome)
             return after, outcome, not wrong
 
-        out = to_leave_out(_by_length(work.ids, outcome.rows), lambda some: again(some)[2])
+        suspects = _by_length(work.ids, outcome.rows)
+        out = to_leave_out(suspects, lambda some: again(some)[2])
         after, outcome, sound = again(out)
-        if not (sound and bool(outcome.report.count > 0)):
-            raise self._at_fault(work.round, wrong)
-        self.tell_left_out(work.round, sorted(out), "train", wrong)
-        return after, outcome
+        if sound and bool(outcome.report.count > 0):
+            self.tell_left_out(work.round, sorted(out), "train", wrong)
+            return after, outcome
+        self.spoiled(work.round, sorted(suspects), "train", wrong)
+        return again(frozenset(work.ids))[:2]
 
     def train(self, algo: Algorithm, server: Server, work: Assignment) -> Outcome:
         """Run one round's client half; new client states are staged, not yet visible."""
@@ -298,15 +300,19 @@ class Engine:
         if self.device.type != "cpu":  # nothing waits for a device: all of it counts, or nothing
             return where(is_finite(algo, after), after, server), rows
         if wrong := not_finite(algo, after):
-            out = to_leave_out(_largest(work.ids, rows), lambda s: not not_finite(algo, taken(s)))
+            suspects = [i for i, ok in zip(work.ids, accepted.tolist(), strict=True) if ok]
+            largest = _largest(work.ids, rows)
+            out = to_leave_out(largest, lambda some: not not_finite(algo, taken(some)))
             after = taken(out)
             if not_finite(algo, after):
-                raise self._at_fault(work.round, wrong)
+                self.spoiled(work.round, suspects, "look", wrong)
+                return server, rows
             self.tell_left_out(work.round, sorted(out), "look", wrong)
         return after, rows
 
-    def _at_fault(self, round: int, parts: list[str]) -> ServerError:
-        return ServerError(
+    def spoiled(self, round: int, ids: list[int], phase: str, parts: list[str]) -> None:
+        """Stop where the next server is infinite whoever is left out."""
+        raise ServerError(
             f"round {round + 1}: the next server would not be finite ({', '.join(parts[:4])}), "
             "whoever's report is left out: the server's own state is at fault. Lower its learning "
             "rate, or go on from an earlier checkpoint; nothing of this round is kept"

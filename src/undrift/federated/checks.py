@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,11 +18,16 @@ from undrift.federated.grid import Answer
 from undrift.federated.letters import ANYBODY, Up, read_words
 from undrift.federated.shelf import mark_of
 from undrift.federated.wire import Form, Malformed, unpack, words_of
+from undrift.norms import FACTOR
+
+CHANGE = "change of the model"
+LARGEST = sys.float_info.max
 
 
 class Limits(NamedTuple):
     """What one client may claim at most."""
 
+    relative: float = FACTOR  # norms of what it sends, times the cohort's median; inf: any
     weight: float | None = None  # that its data decide, as q-FFL's; by default any finite one
     norm: float | None = None  # of a client's own change of the model; by default any finite one
     upload: float | None = None  # of each other tensor that it sends; by default any finite one
@@ -31,8 +37,14 @@ class Limits(NamedTuple):
         """Refuse limits that nobody could keep."""
         for name, value in self._asdict().items():
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is not None and not (number and math.isfinite(value) and value > 0):
+            good = number and value > 0 and (value < math.inf or name == "relative")
+            if not good and (value is not None or name == "relative"):
                 raise ConfigError(f"limits.{name} = {value!r} must be a finite number above 0")
+        if self.relative < 1:
+            raise ConfigError(
+                f"limits.relative = {self.relative!r} must be at least 1, the cohort's median; inf "
+                "lifts the limit"
+            )
         return self
 
 
@@ -53,6 +65,7 @@ class Accepted(NamedTuple):
     words: Up
     tree: Tree
     mark: str  # names the report
+    norms: dict[str, float]  # of what it sends, tensor by tensor, and of its change
 
 
 class Gate:
@@ -103,15 +116,17 @@ class Gate:
         self._check_words(words, wanted)
         tree = unpack(answer.data, self.form)[1]
         check_finite(tree)
-        beside = tree
+        beside, norms = tree, dict[str, float]()
         if self.phase == "train":
             report, row = tree
             check_report(report, row, wanted, self.limits, self.free)
+            if wanted.change is not None:
+                norms[CHANGE] = check_change(wanted.change(report.total), self.limits)
             floats, weight = report.buffers
             beside = {"uploads": report.uploads, "buffers": floats / weight, "notes": row.notes}
-        if self.limits.upload is not None:
-            check_uploads(beside, self.limits.upload)
-        return Accepted(words.client, words, tree, mark_of(answer.data))
+        norms |= norms_of(beside)
+        check_uploads(norms, self.limits)
+        return Accepted(words.client, words, tree, mark_of(answer.data), norms)
 
     def _check_words(self, words: Up, wanted: Expected) -> None:
         if words.failed:
@@ -129,18 +144,39 @@ class Gate:
 
 
 def check_finite(tree: Tree) -> None:
-    """Refuse a number that is none."""
+    """Refuse a number that is none, and those whose squares are not finite, as clients do."""
     for name, leaf in named_leaves(tree).items():
-        if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+        if not leaf.is_floating_point():
+            continue
+        if not bool(torch.isfinite(leaf).all()):
             raise Malformed(f"{name!r} is not finite")
+        if not bool(torch.isfinite(leaf.square().sum())):
+            raise Malformed(f"{name!r} has squares that are not finite")
 
 
-def check_uploads(tree: Tree, most: float) -> None:
-    """Refuse a tensor that is too long."""
-    for name, leaf in named_leaves(tree).items():
-        length = float(torch.linalg.vector_norm(leaf.double()))
-        if length > most:
+def norms_of(tree: Tree) -> dict[str, float]:
+    """Measure the tensors of a tree; a single number has no norm."""
+    return {
+        name: float(torch.linalg.vector_norm(leaf.double()))
+        for name, leaf in named_leaves(tree).items()
+        if leaf.dim() and leaf.is_floating_point()
+    }
+
+
+def check_uploads(norms: Mapping[str, float], limits: Limits) -> None:
+    """Refuse a tensor that is too long; a change has a limit of its own."""
+    most = LARGEST if limits.upload is None else limits.upload
+    for name, length in norms.items():
+        if name != CHANGE and not length <= most:
             raise Malformed(f"{name!r} has the norm {length:.6g}, at most {most:.6g}")
+
+
+def check_change(length: float, limits: Limits) -> float:
+    """Refuse a change of the model that is too long; gives its norm."""
+    most = LARGEST if limits.norm is None else limits.norm * (1 + 1e-6)
+    if not length <= most:
+        raise Malformed(f"a change of norm {length:.6g}, at most {most:.6g}")
+    return length
 
 
 def check_report(
@@ -166,10 +202,6 @@ def check_report(
         if not open_one:
             _equal(name, value, right)
     _check_rest(row, wanted)
-    if limits.norm is not None and wanted.change is not None:
-        length = wanted.change(report.total)
-        if not length <= limits.norm * (1 + 1e-6):
-            raise Malformed(f"a change of norm {length:.6g}, at most {limits.norm:.6g}")
 
 
 def _check_rest(row: Row, wanted: Expected) -> None:

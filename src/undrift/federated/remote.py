@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,17 +24,20 @@ from undrift.core.algorithm import (
     write_personal,
 )
 from undrift.core.rule import ClientInfo, Sizes
+from undrift.core.server import server_round
 from undrift.core.task import Task
 from undrift.core.tree import EMPTY, Tree, tree_map
 from undrift.data import Federation
 from undrift.engines.engine import Assignment, Engine, Outcome, cohort_mean
 from undrift.engines.sums import OrderedSum
-from undrift.errors import FederationError
+from undrift.errors import FederationError, ReportRefused
 from undrift.federated.alone import Example, Own, Rehearsal, shares_probe
-from undrift.federated.checks import Accepted, Expected
+from undrift.federated.checks import CHANGE, Accepted, Expected
 from undrift.federated.exchange import Exchange
+from undrift.federated.held import Held, too_long
 from undrift.federated.letters import FRESH, Down, DownOwn, words
 from undrift.federated.wire import Form, pack
+from undrift.norms import middle
 from undrift.state.store import ClientStateStore
 
 
@@ -42,18 +46,22 @@ class Counted(NamedTuple):
 
     round: Tensor  # int64
     mark: Tensor  # [2] int64: the 16 bytes that name the report
+    length: Tensor  # float64: the norm of its change
 
 
-NEVER = Counted(torch.tensor(-1), torch.zeros(2, dtype=torch.int64))
+NEVER = Counted(
+    torch.tensor(-1), torch.zeros(2, dtype=torch.int64), torch.zeros((), dtype=torch.float64)
+)
 
 
 class Sheet(NamedTuple):
-    """A round that is asked for: what goes down, to whom, and what was counted before."""
+    """A round that is asked for: what goes down, to whom, and what the cohort has seen."""
 
     server: Server
     work: Assignment
     broadcast: Broadcast
     notes: tuple[Tree, ...]  # leading axis C
+    probes: tuple[Tree, ...]  # leading axis C
 
 
 class Remote(Engine):
@@ -77,29 +85,54 @@ class Remote(Engine):
         self.forms: dict[str, Form] = {phase: rehearsal.up(phase) for phase in phases}
         self.free = rehearsal.free()
 
+        self._round: tuple[Sheet, Held] | None = None  # under way, and the reports that passed
+
     # -- the phases of a round -----------------------------------------------------------------
+    def round(
+        self, algo: Algorithm, server: Server, work: Assignment, population: int, everyone: Tree
+    ) -> tuple[Server, Outcome]:
+        """Run both halves of a round; with fewer reports than `minimum` it does not count."""
+        try:
+            after, outcome = super().round(algo, server, work, population, everyone)
+            if 0 < int(outcome.report.count) < self.exchange.patience.minimum:
+                self.store.rollback()
+                outcome = self.train_again(algo, server, work.without(frozenset(work.ids)))
+                told = (outcome.report, outcome.rows, work.info.id, population, everyone)
+                after = server_round(algo, server, *told)
+            return after, outcome
+        finally:
+            if self._round is not None:
+                self._round[1].close()
+            self._round = None
+
     def train(self, algo: Algorithm, server: Server, work: Assignment) -> Outcome:
         """Ask the cohort to train; reports are summed in the order of all engines."""
-        self.admit(algo, server, work)
-        sheet = self._sheet(algo, server, work)
-        probes: tuple[Tree, ...] = tuple(EMPTY for _ in algo.parts)
-        asked = work
+        sheet, asked = self._sheet(algo, server, work), work
         if shares_probe(algo):
-            sheet, probes, asked = self._probed_by(algo, sheet)
+            sheet, asked = self._probed_by(algo, sheet)
+        held = Held(self.forms["train"], in_file=self.exchange.patience.at_once is not None)
+        self._round = sheet, held
+        busy = asked.part((asked.steps > 0).nonzero().flatten())  # the others have nothing to do
+        for part in self._parts(busy):
+            held.add(self._ask("train", sheet, part))
+        self._keep_to_the_norm("train", busy, held)
+        return self.train_again(algo, server, work)
+
+    def train_again(self, algo: Algorithm, server: Server, work: Assignment) -> Outcome:
+        """Sum the reports that are here; only clients that have steps count."""
+        assert self._round is not None, "asked for before"
+        sheet, held = self._round
         rows: Row = self.forms["train"].zeros(len(work.ids))[1]
         rows = rows._replace(loss=torch.full_like(rows.loss, torch.nan))
         total, taken = OrderedSum(), list[Accepted]()
-        for part in self._parts(asked):
-            found = self._train_part(sheet, part)
-            for client in part.ids:
-                if client in found:
-                    report, row = found[client].tree
-                    total.add([client], tree_map(lambda v: v[None], report))
-                    _put(rows, work.ids.index(client), row)
-                    taken.append(found[client]._replace(tree=EMPTY))
-        clients = Client(work.info, sheet.notes, EMPTY, probes, probes[:-1], rows.steps)
-        if len(taken) < self.exchange.patience.minimum:
-            rows = rows._replace(accepted=torch.zeros_like(rows.accepted))
+        for c, client in enumerate(work.ids):
+            if client in held.accepted and int(work.steps[c]):
+                report, row = held.tree(client)
+                total.add([client], tree_map(lambda v: v[None], report))
+                _put(rows, c, row)
+                taken.append(held.accepted[client])
+        clients = Client(work.info, sheet.notes, EMPTY, sheet.probes, sheet.probes[:-1], rows.steps)
+        if not taken:
             nobody: Report = self.forms["train"].zeros()[0]
             doubled = tree_map(lambda v: v.double(), nobody)
             return Outcome(doubled, rows, sheet.broadcast, clients)
@@ -112,29 +145,59 @@ class Remote(Engine):
         rows = tree_map(
             lambda v: torch.full_like(v, torch.nan), self.forms["look"].zeros(len(work.ids))
         )
-        for part in self._parts(work):
-            for client, accepted in self._ask("look", sheet, part).items():
-                _put(rows, work.ids.index(client), accepted.tree)
+        held = self._seen("look", sheet)
+        for client in held.accepted:
+            _put(rows, work.ids.index(client), held.tree(client))
         return rows
 
-    def _probed_by(
-        self, algo: Algorithm, sheet: Sheet
-    ) -> tuple[Sheet, tuple[Tree, ...], Assignment]:
-        """Let the cohort look first; those who do not answer are not asked to train."""
-        work, found = sheet.work, dict[int, Accepted]()
-        for part in self._parts(work):
-            found |= self._ask("probe", sheet, part)
-        here = work.part(torch.tensor([c for c, i in enumerate(work.ids) if i in found]).long())
-        if not here.ids:
-            return sheet, tuple(EMPTY for _ in algo.parts), here
-        each = [found[client].tree for client in here.ids]
-        probes = tree_map(lambda *v: torch.stack(v), *each)
-        shared = cohort_mean(algo, probes, here)
-        return sheet._replace(broadcast=sheet.broadcast._replace(cohort=shared)), probes, here
+    def tell_left_out(self, round: int, ids: list[int], phase: str, parts: list[str]) -> None:
+        """Write down whose reports would have made the next server infinite."""
+        told = f"it would make the next server infinite ({', '.join(parts[:4])})"
+        for client in ids:
+            self._refuse(client, round, phase, told)
 
-    def _train_part(self, sheet: Sheet, part: Assignment) -> dict[int, Accepted]:
-        busy = part.part((part.steps > 0).nonzero().flatten())  # the others have nothing to do
-        return self._ask("train", sheet, busy)
+    def spoiled(self, round: int, ids: list[int], phase: str, parts: list[str]) -> None:
+        """Refuse all reports of a round: one of them may be to blame, which must not end a run."""
+        self.tell_left_out(round, ids, phase, parts)
+
+    def _refuse(self, client: int, round: int, phase: str, cause: str) -> None:
+        error = ReportRefused(client, round, phase, cause)
+        self.exchange.refusals(error, self.exchange.nodes.get(client))
+
+    def _keep_to_the_norm(self, phase: str, work: Assignment, held: Held) -> None:
+        """Refuse what is far longer than the cohort's median."""
+        here = [c for c, client in enumerate(work.ids) if client in held.accepted]
+        if not here:
+            return
+        steps, sizes = (v[here].double().numpy() for v in (work.steps, work.sizes))
+        size = sizes / (middle(sizes) or 1.0)  # a report may be weighted by it
+        norms = {work.ids[c]: held.accepted[work.ids[c]].norms for c in here}
+        counted: Counted = self.store.gather(self.store.seen)
+        factor, before = self.exchange.limits.relative, middle(counted.length)
+        longer = np.maximum(steps / (middle(steps) or 1.0), size)
+        for client, cause in too_long(norms, longer, factor, before).items():
+            held.drop(client)
+            self._refuse(client, work.round, phase, cause)
+
+    def _seen(self, phase: str, sheet: Sheet) -> Held:
+        """Let clients look at a model."""
+        held = Held(self.forms[phase], in_file=False)
+        for part in self._parts(sheet.work):
+            held.add(self._ask(phase, sheet, part))
+        self._keep_to_the_norm(phase, sheet.work, held)
+        return held
+
+    def _probed_by(self, algo: Algorithm, sheet: Sheet) -> tuple[Sheet, Assignment]:
+        """Let the cohort look first; those who do not answer are not asked to train."""
+        work, held = sheet.work, self._seen("probe", sheet)
+        here = [c for c, client in enumerate(work.ids) if client in held.accepted]
+        asked = work.part(torch.tensor(here).long())
+        if not here:
+            return sheet, asked
+        probes = tree_map(lambda *v: torch.stack(v), *(held.tree(i) for i in asked.ids))
+        shared = cohort_mean(algo, probes, asked)
+        broadcast = sheet.broadcast._replace(cohort=shared)
+        return sheet._replace(broadcast=broadcast, probes=probes), asked
 
     def _parts(self, work: Assignment) -> Iterator[Assignment]:
         width = self.exchange.patience.at_once or max(1, len(work.ids))
@@ -145,7 +208,7 @@ class Remote(Engine):
     def _sheet(self, algo: Algorithm, server: Server, work: Assignment) -> Sheet:
         broadcast = write_broadcast(algo, server, len(work.ids), work.seed)
         notes = torch.func.vmap(lambda info: write_personal(algo, server, info))(work.info)
-        return Sheet(server, work, broadcast, notes)
+        return Sheet(server, work, broadcast, notes, tuple(EMPTY for _ in algo.parts))
 
     def _ask(self, phase: str, sheet: Sheet, part: Assignment) -> dict[int, Accepted]:
         if not part.ids:
@@ -167,9 +230,7 @@ class Remote(Engine):
         self, client: int, info: ClientInfo, steps: Tensor, broadcast: Broadcast
     ) -> Expected:
         told = info, steps, broadcast.round
-        known, change = self.rehearsal.known(*told), None
-        if self.exchange.limits.norm is not None:
-            change = self.rehearsal.change(*told, self.free)
+        known, change = self.rehearsal.known(*told), self.rehearsal.change(*told, self.free)
         return Expected(client, int(steps), known, broadcast.buffers.counters, change)
 
     def _bases(self, ids: Sequence[int]) -> dict[int, str]:
@@ -202,7 +263,8 @@ def mark_as(text: str) -> Tensor:
 
 def _counted(round: int, taken: Sequence[Accepted]) -> Counted:
     marks = torch.stack([mark_as(one.mark) for one in taken])
-    return Counted(torch.full((len(taken),), round, dtype=torch.int64), marks)
+    lengths = torch.tensor([one.norms[CHANGE] for one in taken], dtype=torch.float64)
+    return Counted(torch.full((len(taken),), round, dtype=torch.int64), marks, lengths)
 
 
 def _put(rows: Tree, place: int, row: Tree) -> None:

@@ -99,7 +99,7 @@ class Coordinator(Trainer):
         self._check(algorithm, start)
         self._judge = Judge(self.engine)
         self._trained = None
-        self._traffic = {}
+        self._traffic, self._warned = {}, set()
         self._described = {"engine": "remote", "state": "nodes", "run": run, "plan": plan}
         self._empty = 0  # rounds in a row that nobody took part in
 

@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
@@ -277,6 +279,28 @@ def _drop_between(self: nn.RNNBase, x: Tensor) -> Tensor:
     return _drop(self, x.transpose(0, 1), self.dropout, x.dim()).transpose(0, 1)
 
 
+def _group_norm_forward(self: nn.GroupNorm, input: Tensor) -> Tensor:
+    """Do what nn.GroupNorm does, but take groups of one value too, as in a last batch of one."""
+    return torch.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+
+
+def _instance_norm_forward(self: _InstanceNorm, input: Tensor) -> Tensor:
+    """Normalise every map of every example by itself, without running statistics.
+
+    On a CPU torch's own gradients are wrong for one example whose gradient lies channels last.
+    """
+    axes = tuple(range(1 - self._get_no_batch_dim(), 0))
+    if self.track_running_stats or input.shape[axes[0] :].numel() < 2:  # torch refuses the latter
+        return _InstanceNorm.forward(self, input)
+    self._check_input_dim(input)
+    var, mean = torch.var_mean(input, axes, correction=0, keepdim=True)
+    y = (input - mean) * (var + self.eps).rsqrt()
+    if self.weight is None:
+        return y
+    weight, bias = (v.view(-1, *[1] * len(axes)) for v in (self.weight, self.bias))
+    return y * weight + bias
+
+
 def _linear_forward(self: nn.Linear, input: Tensor) -> Tensor:
     """Do what nn.Linear does, and the SGD step too where the pass says so."""
     run = current_pass()
@@ -315,9 +339,11 @@ FORWARDS: dict[Callable[..., Any], Callable[..., Any]] = {
     nn.LSTM.forward: _lstm_forward,
     nn.RNN.forward: _recurrent_forward,
     nn.GRU.forward: _recurrent_forward,
+    _InstanceNorm.forward: _instance_norm_forward,
+    nn.GroupNorm.forward: _group_norm_forward,
     nn.Linear.forward: _linear_forward,
     nn.Conv2d.forward: _conv_forward,
     nn.Sequential.forward: _sequence_forward,
 }
 # Never draw: their numbers would change the random decisions of the layers after them.
-UNCOUNTED = (_conv_forward, _sequence_forward)
+UNCOUNTED = (_conv_forward, _sequence_forward, _group_norm_forward, _instance_norm_forward)

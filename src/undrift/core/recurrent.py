@@ -59,19 +59,21 @@ def _sweep(layer: nn.RNNBase, x: Tensor, h: Tensor, end: str) -> Tensor:
 def cell_of(layer: nn.RNNBase) -> Cell:
     """Find what a step does."""
     if isinstance(layer, nn.GRU):
-        return _gru
-    return _relu if getattr(layer, "nonlinearity", "tanh") == "relu" else _tanh
+        return gru_move
+    return relu_move if getattr(layer, "nonlinearity", "tanh") == "relu" else tanh_move
 
 
-def _tanh(inner: Tensor, recurrent: Tensor, h: Tensor) -> Tensor:
+def tanh_move(inner: Tensor, recurrent: Tensor, h: Tensor) -> Tensor:
+    """Move a plain cell."""
     return (inner + recurrent).tanh()
 
 
-def _relu(inner: Tensor, recurrent: Tensor, h: Tensor) -> Tensor:
+def relu_move(inner: Tensor, recurrent: Tensor, h: Tensor) -> Tensor:
+    """Move a plain cell that only rises."""
     return (inner + recurrent).relu()
 
 
-def _gru(inner: Tensor, recurrent: Tensor, h: Tensor) -> Tensor:
+def gru_move(inner: Tensor, recurrent: Tensor, h: Tensor) -> Tensor:
     """Move by the gates in torch's order: reset, update, new."""
     (r, z, n), (hr, hz, hn) = inner.chunk(3, -1), recurrent.chunk(3, -1)
     z, n = (z + hz).sigmoid(), (n + (r + hr).sigmoid() * hn).tanh()

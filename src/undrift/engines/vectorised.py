@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -288,7 +288,10 @@ class Vectorised(Engine):
             except UndriftError:
                 raise
             except Exception as error:
-                raise worker._explain(error, algo, broadcast, some, own) from error
+                raise worker._explain(
+                    error, algo, own,
+                    lambda plain: list(plain.run_clients(algo, broadcast, some, own)),
+                ) from error  # fmt: skip
 
         chunks = self._chunks(algo, work)
         crew = self._hire(len(chunks))
@@ -301,10 +304,9 @@ class Vectorised(Engine):
                 worker._paths = {}
 
     def _explain(
-        self, error: Exception, algo: Algorithm, broadcast: Broadcast, clients: Client,
-        work: Assignment,
-    ) -> UndriftError:  # fmt: skip
-        """Train the same clients one at a time to find out who failed, and where."""
+        self, error: Exception, algo: Algorithm, work: Assignment, again: Callable[[Reference], Any]
+    ) -> UndriftError:
+        """Take the same clients one at a time to find out who failed, and where."""
         if is_out_of_memory(error):
             need, free = self._need(algo, work), free_bytes(self.device)
             fits = int(USED * free / need.num_bytes)
@@ -314,8 +316,7 @@ class Vectorised(Engine):
             return TaskError(f"clients at a time: {len(work.ids)} are too many for memory; {told}")
         plain = Reference(self.task, self.federation, self.store)
         try:
-            for _ in plain.run_clients(algo, broadcast, clients, work):
-                pass
+            again(plain)
         except UndriftError as named:
             return named
         return TaskError(
@@ -424,9 +425,17 @@ class Vectorised(Engine):
     ) -> tuple[Tree, ...]:
         """Evaluate a hook for a chunk of clients at a time."""
         half, found = self._half(algo, broadcast), []
-        for part in self._chunks(algo, work):
-            some = _rows(clients, part)
-            found.append(self._measure(hook, half, some, half.start(some), work.part(part)))
+        try:
+            for part in self._chunks(algo, work):
+                some = _rows(clients, part)
+                found.append(self._measure(hook, half, some, half.start(some), work.part(part)))
+        except UndriftError:
+            raise
+        except Exception as error:
+            raise self._explain(
+                error, algo, work,
+                lambda plain: plain.measure_clients(hook, algo, broadcast, clients, work),
+            ) from error  # fmt: skip
         joined: tuple[Tree, ...] = join(*found)
         return joined
 

@@ -36,6 +36,10 @@ def half(content: bytes) -> bytes:
     return content[: len(content) // 2]
 
 
+def cut_in_line_2(content: bytes) -> bytes:
+    return content[: content.index(b"\n") + 9]
+
+
 def gone(name: str) -> Step:
     """Run, then lose a file of the run."""
 
@@ -83,8 +87,8 @@ DAMAGE_CASES = [
     ),
     damaged(
         "half of the rounds",
-        changed("rounds.jsonl", half),
-        r"rounds\.jsonl has 1 sound rounds but the checkpoint is at round 2: restore the file",
+        changed("rounds.jsonl", cut_in_line_2),
+        r"rounds\.jsonl has 1 sound rounds \(line 2 is not whole\) but the checkpoint",
     ),
     damaged(
         "half a line more: it is trained again",
@@ -94,7 +98,7 @@ DAMAGE_CASES = [
     ),
     damaged(
         "half of the rounds, reported",
-        changed("rounds.jsonl", half),
+        changed("rounds.jsonl", cut_in_line_2),
         r"rounds\.jsonl",
         "report runs",
     ),
@@ -199,7 +203,7 @@ STOP_CASES = [
         "undrift run my.toml rounds=4",
         limited("rounds.jsonl"),
         2,
-        r"cannot write .*rounds\.jsonl: file too large\. Earlier rounds are safe",
+        r"cannot write .*rounds\.jsonl: file too large\. Rounds up to the last checkpoint are safe",
         goes_on,
     ),
     Case(

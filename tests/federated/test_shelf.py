@@ -137,7 +137,7 @@ def test_what_a_client_keeps_is_its_owners_alone(shelf):
 
 def test_what_a_killed_process_left_half_written_is_swept(shelf):
     shelf.keep_answer("train", mark_of(b"1"), b"answer")
-    left = shelf.path / f"{TEMPORARY}half"
+    left = shelf.path / f"{TEMPORARY}4194305-half"
     left.write_bytes(b"half")
     shelf.keep_answer("look", mark_of(b"1"), b"answer")
     assert not left.exists()

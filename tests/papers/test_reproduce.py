@@ -70,6 +70,26 @@ def test_shortened_runs_are_kept_apart_and_go_on(small, capsys):
     assert [json.loads(line)["round"] for line in lines.splitlines()] == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_damaged_run_is_an_error_and_leaves_no_record_of_fewer_rounds(small, capsys, complete):
+    assert main([*FAST, "small-slow"]) == 0
+    place = small / "runs/reproduce/small-slow/fedavg/seed-0-0-0"
+    whole, names = (place / "rounds.jsonl").read_bytes(), [p.name for p in place.parent.iterdir()]
+    assert place.name in names, names
+    (place / "rounds.jsonl").write_bytes(b"".join(whole.splitlines(keepends=True)[:2]))
+    if not complete:
+        (place / "summary.json").unlink()
+    for path in (small / "reproductions").rglob("*.json"):
+        path.unlink()
+    assert main([*FAST, "small-slow"]) == 2
+    assert "has 2 sound rounds (it ends after line 2)" in capsys.readouterr().err
+    records = list((small / "reproductions").rglob("small.json"))
+    found = [one for path in records for one in read_records(path)["cells"]]
+    assert all(len(one["seeds"]) == 1 for one in found if one["method"] == "fedavg"), found
+    (place / "rounds.jsonl").write_bytes(whole)
+    assert main([*FAST, "small-slow"]) == 0
+
+
 def test_only_some_methods(small):
     assert main([*FAST, "small", "--only", "FedProx"]) == 0
     assert {m for _, m in cells(small / "reproductions/small.json")} == {"fedprox"}

@@ -68,7 +68,7 @@ def left_behind(place):
     """Digest all names and bytes; a temporary file carries the number of its process."""
     made = hashlib.sha256()
     for path in sorted(p for p in place.rglob("*") if p.is_file()):
-        name = re.sub(r"^\.tmp-\d+", ".tmp", path.name)
+        name = re.sub(rf"^{re.escape(disk.TEMPORARY)}\d+", "temporary", path.name)
         made.update(repr((name, path.read_bytes())).encode())
     return made.hexdigest()
 

@@ -122,7 +122,7 @@ def test_ctrl_c_leaves_nothing_half(tmp_path, web):
 
 
 def test_strays_of_a_killed_download_are_swept(tmp_path, web):
-    small.write(tmp_path / "mnist", {".tmp-999999999-train.gz": b"half"})
+    small.write(tmp_path / "mnist", {".undrift-tmp-999999999-train.gz": b"half"})
     obtain(small_mnist(ADDRESS), tmp_path)
     assert there(tmp_path) == sorted(FILES)
 

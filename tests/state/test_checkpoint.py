@@ -80,7 +80,7 @@ def test_an_empty_folder_has_no_checkpoint(tmp_path):
     assert CheckpointFolder(tmp_path).load(CONFIG) is None
     assert CheckpointFolder(tmp_path / "missing").load() is None
     (tmp_path / "notes.txt").touch()
-    (tmp_path / ".tmp-3-round-00000001.undrift").touch()
+    (tmp_path / ".undrift-tmp-3-round-00000001.undrift").touch()
     assert CheckpointFolder(tmp_path).load() is None
 
 
@@ -414,6 +414,6 @@ def test_an_old_file_that_cannot_be_deleted_is_only_a_warning(tmp_path, monkeypa
 
 
 def test_a_save_sweeps_what_killed_processes_left(tmp_path):
-    (tmp_path / ".tmp-4194305-round-00000001.undrift").touch()
+    (tmp_path / ".undrift-tmp-4194305-round-00000001.undrift").touch()
     filled(tmp_path, (1,))
     assert os.listdir(tmp_path) == ["round-00000001.undrift"]

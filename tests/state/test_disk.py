@@ -100,10 +100,22 @@ def test_short_writes_are_continued(tmp_path, monkeypatch):
 
 
 def test_sweep_takes_the_files_of_the_dead_only(tmp_path):
-    for name in (".tmp-x", f".tmp-{os.getpid()}-a", ".tmp-4194305-a", ".tmp-1-a", "a", "b.tmp-"):
+    ours, strange = [f"{disk.TEMPORARY}{n}-a" for n in (os.getpid(), 4194305, 1)], ["a", ".tmp-9-a"]
+    strange += [f"{disk.TEMPORARY}x", f"{disk.TEMPORARY}9", f"b{disk.TEMPORARY}4194305-a"]
+    for name in (*ours, *strange):
         (tmp_path / name).touch()
-    disk.sweep(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == [".tmp-1-a", "a", "b.tmp-"]  # process 1 is alive
+    assert [p.name for p in disk.sweep(tmp_path)] == sorted(ours[:2])
+    assert sorted(os.listdir(tmp_path)) == sorted([ours[2], *strange])  # process 1 is alive
+    assert [p.name for p in disk.sweep(tmp_path, alone=True)] == [ours[2]]
+    assert sorted(os.listdir(tmp_path)) == sorted(strange)
+
+
+def test_what_a_killed_process_left_of_a_file_goes_when_it_is_written(tmp_path):
+    for name in ("4194305-a", "4194305-b-a", "1-a", "4194305-aa"):
+        (tmp_path / f"{disk.TEMPORARY}{name}").touch()
+    disk.write_atomically(tmp_path / "a", [b"new"])
+    left = [f"{disk.TEMPORARY}{name}" for name in ("4194305-b-a", "1-a", "4194305-aa")]
+    assert sorted(os.listdir(tmp_path)) == sorted(["a", *left])
 
 
 def test_removing_twice_is_no_error(tmp_path):

@@ -332,7 +332,7 @@ def test_a_death_at_any_operation_does_not_change_the_result(
                 assert equal(finished, expected)
                 break
         assert equal(run(path, place), expected), n
-        assert not list(path.rglob(".tmp-*"))
+        assert not list(path.rglob(f"{disk.TEMPORARY}*"))
     assert n > (40 if place == "file" else 25) and not caplog.records
 
 

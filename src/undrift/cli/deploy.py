@@ -12,7 +12,7 @@ from undrift.deploy.folder import DOOR, PORT, Wanted, init, renew_keys
 from undrift.deploy.local import Local
 from undrift.deploy.operate import operate
 from undrift.errors import ConfigError
-from undrift.experiment.folder import RunFolder
+from undrift.experiment.folder import RunFolder, whole_history
 from undrift.experiment.history import main_metric
 from undrift.federated.running import REFUSED
 
@@ -86,7 +86,7 @@ def do_run(chosen: argparse.Namespace) -> int:
 
 def _show(out: Path) -> None:
     """Print what a run has reached, and how many reports are not in it."""
-    history = RunFolder(out).history()
+    history = whole_history(RunFolder(out))
     metric = main_metric(history)
     missing = sum(len(record["skipped"]) for record in history)
     asked = sum(len(record["clients"]) for record in history)

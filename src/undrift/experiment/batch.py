@@ -71,6 +71,7 @@ def _opened(
 ) -> Session | UndriftError:
     job, folder = ExperimentJob(experiment), RunFolder(path)
     try:
+        folder.check(job.table())  # a folder of others does not even get a lock
         locks.enter_context(folder.locked())
         folder.check(job.table())
         return Session(job, folder, info_of(job, path), listeners, seconds, lean)

@@ -27,8 +27,9 @@ from torch import nn
 from undrift.errors import ChangedExperiment, CheckpointError, ConfigError
 from undrift.experiment.history import History
 from undrift.experiment.tables import Table, differences, parse_table, write_table
-from undrift.rules.policy import copy_of_policy, use_kept_policies
+from undrift.rules.policy import copy_of_policy, is_kept_policy, use_kept_policies
 from undrift.state import disk
+from undrift.state.checkpoint import CheckpointFolder
 
 _MANY = "... and {} more; if nobody changed it, restore its experiment.toml, which is damaged"
 MAY_CHANGE = (
@@ -54,6 +55,7 @@ class RunFolder:
         self.checkpoint = self.path / "checkpoint"
         self.rows = self.path / "clients.rows"
         self._log: int | None = None
+        self._end = 0  # of the rounds in their file, as this process has left it
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -62,6 +64,8 @@ class RunFolder:
         fd = disk.open_append(self.path / "lock")
         try:
             self._take(fd)
+            for place in (self.path, self.checkpoint):
+                disk.sweep(place, alone=True)
             yield
         finally:
             os.close(fd)
@@ -78,7 +82,7 @@ class RunFolder:
 
     # -- what the run is -----------------------------------------------------------------------
     def begin(self, table: Table) -> None:
-        """Write down the experiment, or that it is to have more rounds."""
+        """Write down the experiment, or that it is to have more rounds; it is not complete."""
         old = self.table()
         before = -1 if old is None else old.get("rounds")
         if old != table and (not isinstance(before, int) or table["rounds"] >= before):
@@ -111,9 +115,11 @@ class RunFolder:
             )
 
     def _check_strangers(self) -> None:
+        """Refuse a folder of others; what is written before experiment.toml is our own."""
         mine = {"lock", self.rows.name, "environment.json"}
-        found = sorted(p.name for p in self.path.iterdir() if p.name not in mine)
-        if found:
+        names = sorted(p.name for p in self.path.iterdir()) if self.path.is_dir() else []
+        names = [n for n in names if not (is_kept_policy(n) or disk.is_temporary(n))]
+        if found := [name for name in names if name not in mine]:
             raise ChangedExperiment(
                 f"{self.path} holds other files ({', '.join(found[:3])}) and no experiment.toml: "
                 "restore it, or choose an empty folder with --out"
@@ -139,13 +145,16 @@ class RunFolder:
         else:
             self._write("experiment.toml", write_table(table).encode())
 
-    def started(self, environment: Mapping[str, Any]) -> None:
-        """Add one start to environment.json."""
+    def starts(self) -> list[Any]:
+        """Read the starts so far."""
         path = self.path / "environment.json"
         past = _parse_json(_read(path), str(path)) if path.is_file() else {}
         starts = past.get("starts", [])
-        starts = [*(starts if isinstance(starts, list) else []), dict(environment)]
-        self._write_json("environment.json", {"starts": starts})
+        return starts if isinstance(starts, list) else []
+
+    def started(self, environment: Mapping[str, Any]) -> None:
+        """Add one start to environment.json."""
+        self._write_json("environment.json", {"starts": [*self.starts(), dict(environment)]})
 
     def home(self) -> Path | None:
         """Tell where the experiment file lay, whose folder has the run's own parts."""
@@ -171,14 +180,32 @@ class RunFolder:
             found.append((record, end))
         return found
 
+    def damage(self) -> str:
+        """Say where the sound rounds end, and why there."""
+        path, lines = self.path / "rounds.jsonl", self._lines()
+        end = lines[-1][1] if lines else 0
+        rest = path.read_bytes()[end:].splitlines(keepends=True) if path.is_file() else []
+        if not rest:
+            return f"it ends after line {len(lines)}"
+        record, number = _parse_line(rest[0]), len(lines) + 1
+        if record is None:
+            return f"line {number} is not whole"
+        return f"line {number} tells of round {record.get('round')!r}"
+
+    def check_rounds(self, rounds: int) -> None:
+        """Refuse rounds that are fewer than a checkpoint was promised."""
+        count = len(self._lines())
+        if count < rounds:
+            raise CheckpointError(
+                f"{self.path / 'rounds.jsonl'} has {count} sound rounds ({self.damage()}) but the "
+                f"checkpoint is at round {rounds}: restore the file, or delete the folder to start "
+                "anew"
+            )
+
     def cut(self, rounds: int) -> History:
         """Forget lines after a round: it is trained again, to the same numbers."""
+        self.check_rounds(rounds)
         kept = self._lines()[:rounds]
-        if len(kept) < rounds:
-            raise CheckpointError(
-                f"{self.path / 'rounds.jsonl'} has {len(kept)} sound rounds but the checkpoint is "
-                f"at round {rounds}: restore the file, or delete the folder to start anew"
-            )
         path = self.path / "rounds.jsonl"
         whole = path.read_bytes() if path.is_file() else b""
         end = kept[-1][1] if kept else 0
@@ -191,17 +218,34 @@ class RunFolder:
         """Add a round."""
         if self._log is None:
             self._log = disk.open_append(self.path / "rounds.jsonl")
-        line = json.dumps(_plain(record), separators=(",", ":")) + "\n"
+            self._end = os.fstat(self._log).st_size
+        line = (json.dumps(_plain(record), separators=(",", ":")) + "\n").encode()
         try:
-            disk.write_all(self._log, line.encode())
+            disk.write_all(self._log, line)
         except OSError as error:
-            intact = "Earlier rounds are safe"
+            intact = "Rounds up to the last checkpoint are safe"
             raise disk.failure("write", self.path / "rounds.jsonl", error, intact) from error
+        self._end += len(line)
 
     def sync(self) -> None:
         """Wait until the rounds are on the disk: before a checkpoint relies on them."""
         if self._log is not None:
+            self._check_ours(self._log)
             disk.fsync(self._log)
+
+    def _check_ours(self, log: int) -> None:
+        """Refuse to go on where another program has cut or replaced the file meanwhile."""
+        path, ours = self.path / "rounds.jsonl", os.fstat(log)
+        with suppress(FileNotFoundError):
+            there = path.stat()
+            if (there.st_dev, there.st_ino, there.st_size) == (ours.st_dev, ours.st_ino, self._end):
+                return
+        raise CheckpointError(
+            f"{path} was changed by another program while the run was under way: "
+            f"{len(self._lines())} of its rounds are sound ({self.damage()}). Keep editors and "
+            "sync tools away from it, then run the same command: it goes on from the last "
+            "checkpoint, or says what is missing"
+        )
 
     def close(self) -> None:
         """Close the file of rounds."""
@@ -245,13 +289,16 @@ def open_run(path: Path | str) -> RunFolder:
 
 
 def whole_history(folder: RunFolder) -> History:
-    """Read the rounds of a run; refuse fewer than it had when it was complete."""
-    history, summary = folder.history(), folder.summary()
-    promised = 0 if summary is None else summary.get("rounds", 0)
-    if isinstance(promised, int) and len(history) < promised:
+    """Read the rounds of a run; refuse fewer than its summary or a checkpoint tells of."""
+    told = (folder.summary() or {}).get("rounds", 0)
+    # before the rounds are read: a run may be under way, and writes them first
+    saved = max(CheckpointFolder(folder.checkpoint).rounds, default=0)
+    promised = max(saved, told if isinstance(told, int) else 0)
+    history = folder.history()
+    if len(history) < promised:
         raise CheckpointError(
-            f"{folder.path / 'rounds.jsonl'} has {len(history)} sound rounds of {promised}: "
-            "restore it, or run the experiment again"
+            f"{folder.path / 'rounds.jsonl'} has {len(history)} sound rounds of {promised} "
+            f"({folder.damage()}): restore it, or delete the folder and run the experiment again"
         )
     return history
 

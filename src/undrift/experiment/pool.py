@@ -250,7 +250,7 @@ class Crew:
         task = self.tasks[i]
         error = UndriftError(
             f"{task.experiment.label} seed {task.experiment.seed_number}: its process ended "
-            f"({why}); what it did is kept, the same command goes on"
+            f"({why}); what it saved is kept, the same command goes on"
         )
         self.errors.append(error)
         for listener in self.listeners:

@@ -237,8 +237,10 @@ def _in_folder(
     job: Job, folder: RunFolder, listeners: Sequence[Listener], checkpoint_seconds: float
 ) -> History:
     info = info_of(job, folder.path)
+    table = dict(info.experiment)
+    folder.check(table)  # a folder of others does not even get a lock
     with folder.locked():
-        folder.check(job.table())
+        folder.check(table)
         history = folder.history()
         if has_more(job, folder, history):
             session = Session(job, folder, info, listeners, checkpoint_seconds)
@@ -272,8 +274,11 @@ class Session:
         self.listeners, self.seconds, self.lean = listeners, seconds, lean
         self.trainer, self.measure = job.start(folder.rows)
         _check_fresh(self.trainer, folder)
-        folder.begin(job.table())  # only now: what cannot be built leaves nothing behind
         _load(self.trainer, folder)
+        folder.check_rounds(self.trainer.rounds_done)
+        folder.starts()
+        # only now: what cannot be built, or is damaged, is left as it was
+        folder.begin(job.table())
         self.past = folder.cut(self.trainer.rounds_done)
         device = self.trainer.engine.device
         folder.started(environment(device, self.trainer.rounds_done, job.home))
@@ -316,6 +321,8 @@ class Session:
 
     def close(self) -> History:
         """Write the model and the summary."""
+        self.folder.sync()
+        self.folder.check_rounds(self.trainer.rounds_done)  # none may have been lost meanwhile
         self.folder.write_model(self.trainer.model())
         history = self.folder.history()
         self.folder.finish(_summary(history))

@@ -91,12 +91,14 @@ def run_deployed(
     place = RunFolder(folder)
     job = DeployedJob(project, grid, place.path)
     info = info_of(job, place.path)
+    table = dict(info.experiment)
+    place.check(table)  # a folder of others does not even get a lock
     with place.locked():
-        disk.sweep(place.path)
-        place.check(job.table())
+        place.check(table)
         history = place.history()
         if has_more(job, place, history):
-            place.begin(job.table())  # before members.json: it says whose that is
+            if place.table() is None:
+                place.begin(table)  # before members.json: it says whose that is
             session = Session(job, place, info, listeners, 0.0)
             with session.kept():
                 while session.left:

@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from undrift.errors import DataError, UndriftError
+from undrift.errors import CheckpointError, DataError, UndriftError
 from undrift.experiment.batch import OutOfTime, run_together
 from undrift.experiment.events import Listener, Record, RunInfo
 from undrift.experiment.family import Setting
-from undrift.experiment.folder import RunFolder
+from undrift.experiment.folder import RunFolder, whole_history
 from undrift.experiment.history import History
 from undrift.experiment.pool import Task, run_tasks
 from undrift.experiment.world import device_named, load_data
@@ -169,12 +169,18 @@ class Deadline:
 
 
 def history_of(task: Task) -> History:
-    """Read what there is of a run, at most the rounds that are asked for."""
+    """Read what there is of a run, at most the rounds that are asked for.
+
+    A damaged run has none: it is no result, and whoever runs it is told.
+    """
     folder = RunFolder(task.folder)
     if not folder.path.is_dir() or folder.table() is None:
         return History(())
     folder.check(task.experiment.to_table())
-    return History(tuple(folder.history())[: task.experiment.rounds])
+    try:
+        return History(tuple(whole_history(folder))[: task.experiment.rounds])
+    except CheckpointError:
+        return History(())
 
 
 def _complete(task: Task) -> bool:

@@ -200,6 +200,11 @@ def copy_of_policy(source: str) -> tuple[str, bytes]:
     return f"{KEPT}{decode_policy(data, str(path)).digest[:12]}{SUFFIX}", data
 
 
+def is_kept_policy(name: str) -> bool:
+    """Whether a file of this name is such a copy."""
+    return name.startswith(KEPT) and name.endswith(SUFFIX)
+
+
 def use_kept_policies(folder: Path) -> None:
     """Let policies be read from the copies in a run's folder, whatever became of their files."""
     for copy in folder.glob(f"{KEPT}*{SUFFIX}"):

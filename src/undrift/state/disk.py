@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,9 +16,11 @@ from undrift.errors import CheckpointError
 
 Bytes = bytes | bytearray | memoryview
 
-TEMPORARY = ".tmp-"
+TEMPORARY = ".undrift-tmp-"
+_TEMPORARY = re.compile(re.escape(TEMPORARY) + r"(\d+)-(.+)")  # the process, the file's name
 SECRET, SECRET_FOLDER = 0o600, 0o700  # modes of a secret: nobody but its owner may read it
 
+_mkdir = Path.mkdir
 _os_open = os.open
 _os_write = os.write
 _os_pwrite = os.pwrite
@@ -94,7 +97,7 @@ def remove(path: Path) -> None:
 def make_directory(path: Path, mode: int = 0o777) -> None:
     """Create a directory and its parents where they are missing; the mode is the directory's."""
     try:
-        path.mkdir(mode=mode, parents=True, exist_ok=True)
+        _mkdir(path, mode, parents=True, exist_ok=True)
     except OSError as error:
         raise failure("create the folder", path, error, "Nothing was written") from error
 
@@ -120,10 +123,12 @@ def write_atomically(path: Path, chunks: Iterable[Bytes], mode: int = 0o666) -> 
     """Write a file that appears whole or not at all, and stays after a power cut.
 
     The previous file of that name is untouched until the new one is on the disk.  The file has its
-    mode (less the umask) before its first byte: a secret is never readable for a moment.
+    mode (less the umask) before its first byte: a secret is never readable for a moment.  What a
+    killed process left of the same file is deleted.
     """
     # The name carries the process, so that `sweep` spares the file of a process that still writes.
     temporary = path.parent / f"{TEMPORARY}{os.getpid()}-{path.name}"
+    sweep(path.parent, path.name)
     try:
         _write_synced(temporary, chunks, mode)
         replace(temporary, path)
@@ -160,21 +165,32 @@ def _discard(temporary: Path) -> None:
         return  # the first error tells more; `sweep` gets the file later
 
 
-def sweep(directory: Path) -> list[Path]:
-    """Delete the temporary files that killed processes left behind, and list them."""
-    strays = [p for p in sorted(directory.glob(f"{TEMPORARY}*")) if not _still_written(p)]
-    for path in strays:
-        _discard(path)
+def is_temporary(name: str) -> bool:
+    """Whether a file of this name is one of ours that was never completed."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def sweep(directory: Path, name: str | None = None, *, alone: bool = False) -> list[Path]:
+    """Delete the temporary files that killed processes left behind, and list them.
+
+    With `name`, only those of one file.  `alone` says that a lock keeps others away: then none of
+    these files is still being written, whoever has the number of its process now.
+    """
+    strays = []
+    for path in sorted(directory.glob(f"{TEMPORARY}*")):
+        found = _TEMPORARY.fullmatch(path.name)
+        if found and name in (None, found[2]) and (alone or not _lives(int(found[1]))):
+            _discard(path)
+            strays.append(path)
     return strays
 
 
-def _still_written(path: Path) -> bool:
-    owner = path.name.removeprefix(TEMPORARY).partition("-")[0]
+def _lives(process: int) -> bool:
     # Our own number means an earlier process that had it: we are not writing while we sweep.
-    if not (owner.isascii() and owner.isdigit()) or int(owner) == os.getpid():
+    if process == os.getpid():
         return False
     try:
-        os.kill(int(owner), 0)
+        os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:

@@ -364,7 +364,6 @@ class FileTier:
                 f"{self._path}: an earlier sync failed, so its rows may be lost. "
                 "Check the disk, then resume from the last checkpoint in a new process."
             )
-        self._torn = True
         try:
             if self._claimed and self._owner is None:
                 name = self._owner_wanted.encode()
@@ -374,9 +373,10 @@ class FileTier:
             if not self._named:
                 disk.fsync_directory(self._path.parent)
         except OSError as error:
+            self._torn = True  # an interrupt loses nothing: the next sync takes the same pages
             intact = "The checkpoints so far are untouched"
             raise disk.failure("sync", self._path, error, intact) from error
-        self._named, self._torn = True, False
+        self._named = True
 
     def retain(self, tables: Iterable[Table]) -> None:
         kept: dict[int, int] = {}

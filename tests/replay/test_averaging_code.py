@@ -264,7 +264,8 @@ def test_fednova_of_the_paper(by_size: bool) -> None:
         tau = sum(q[i] * lengths[i] for i in ids)
         average = mean_of(models, by_size)
         x = x + tau * sum(q[i] * (models[i] - x) / lengths[i] for i in ids)
-        told.append(Told(x, models, average))
+        own = {i: {"norm(a_i)": torch.tensor(lengths[i], dtype=torch.float64)} for i in ids}
+        told.append(Told(x, models, average, {}, own))
     check(fl.fednova(mu=mu, by_size=by_size, local=HEAVY), told, SOME, order)
 
 

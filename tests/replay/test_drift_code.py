@@ -32,6 +32,8 @@ from replay.world import (
     train,
     vec,
 )
+from undrift.errors import ConfigError
+from undrift.replay import replay
 from undrift.rules import compat
 from undrift.rules.compat import means_in_turn
 
@@ -108,14 +110,17 @@ def test_adabest_of_fedsim() -> None:
         check(frozen, told, SOME, batches(SOME))
 
 
-def test_adabest_of_fedsim_0_9() -> None:
-    """Processed examples over steps, times epochs: batches, not sizes, are averaged."""
-    epochs, order, cloud, told, seen = 2.0, batches(SOME), vec(net()), [], []
+def fedsim_0_9(cohorts: list[list[int]], epochs: float, frozen: bool = False) -> list[Told]:
+    """Processed examples over steps, times epochs: batches, not sizes, are averaged, in turn."""
+    order, cloud, told = batches(cohorts), vec(net()), []
+    total, count = 0.0, 0
     average, h, last = cloud.clone(), dict.fromkeys(range(N), ZERO), dict.fromkeys(range(N), -1)
-    for t, ids in enumerate(SOME):
-        models, nbar = {}, sum(seen) / len(seen) if seen else 0.0
+    for t, ids in enumerate(cohorts):
+        models, start = {}, (total, count)
         for i in ids:
             model = model_at(cloud)
+            seen, reports = start if frozen else (total, count)
+            nbar = seen / reports if reports else 0.0
 
             def change(m: nn.Module, i: int = i, nbar: float = nbar) -> None:
                 add_to_grads(m, -0.3 / SIZES[i] * nbar * h[i])
@@ -124,12 +129,32 @@ def test_adabest_of_fedsim_0_9() -> None:
             models[i] = vec(model)
             h[i] = h[i] / (t - last[i]) + cloud - models[i]
             last[i] = t
-        seen += [epochs * SIZES[i] / len(order[t, i]) * epochs for i in ids]
+            total, count = total + epochs * SIZES[i] / len(order[t, i]) * epochs, count + 1
         new = mean_of(models, by_size=False)
         cloud, average = new - 0.8 * (average - new), new
-        told.append(Told(cloud, models, average, {}, {i: {"h_i": h[i]} for i in ids}))
-    rule = compat.AdaBestFedsim(mu=0.3, beta=0.8, unbalanced=True, epochs=epochs)
-    check(replace(fl.adabest(local=SGD), rules=(rule,)), told, SOME, order)
+        own = {i: {"h_i": h[i]} for i in ids}
+        letters = {"sum n_i": torch.tensor(total, dtype=torch.float64)}
+        told.append(Told(cloud, models, average, letters, own))
+    return told
+
+
+def test_adabest_of_fedsim_0_9() -> None:
+    """In the order in which clients are served: as listed, or by id."""
+    rule = compat.AdaBestFedsim(mu=0.3, beta=0.8, epochs=2.0)
+    by_id = [sorted(ids) for ids in SOME]
+    for cohorts, order in ((SOME, tuple(SOME)), (by_id, ())):
+        algorithm = replace(fl.adabest(local=SGD), rules=(replace(rule, order=order),))
+        check(algorithm, fedsim_0_9(cohorts, 2.0), cohorts, batches(cohorts))
+        check(algorithm, fedsim_0_9(cohorts, 2.0), cohorts, batches(cohorts), engine="vectorised")
+        with pytest.raises(AssertionError, match="round 1"):
+            check(algorithm, fedsim_0_9(cohorts, 2.0, frozen=True), cohorts, batches(cohorts))
+
+
+def test_an_order_names_all_who_take_part() -> None:
+    rule = compat.AdaBestFedsim(order=[[2, 0], [3, 1]])
+    algorithm = replace(fl.adabest(local=SGD), rules=(rule,))
+    with pytest.raises(ConfigError, match="order names no place for client 2 in round 1"):
+        replay(net(), DATA, algorithm, SOME, steps=1)
 
 
 def test_adabest_as_printed() -> None:

@@ -198,7 +198,7 @@ def test_rfedavg_of_its_code(plus: bool, drawn: bool) -> None:
             penalised(clients[i], i, order[r, i], optimizers[i], more)
         models = {i: vec(clients[i]) for i in ids}
         x = mean_of(models, by_size=False)
-        told.append(Told(x, models, x))
+        told.append(Told(x, models, x, {}, {i: {"delta_i": f} for i, f in f_t.items()}))
     kind = compat.RFedAvgPlusAtStart if plus else compat.RFedAvgAtStart
     rule = kind(strength, compat.chosen_examples(DRAWN) if drawn else None)
     algorithm = replace(fl.fedavg(by_size=False, local=fl.sgd(LR, 0.8)), rules=(rule,))

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import undrift as fl
+from replay.world import DATA, SGD, SOME, N, net
+from undrift.replay import letters, replay
 from undrift.replay.letters import LETTERS, documented, entries, letter_of
 from undrift.rules import compat
 
@@ -51,3 +53,27 @@ def test_a_rule_that_is_not_known_keeps_its_own_names() -> None:
     assert letter_of(Strange(), 0, "h") is None
     assert letter_of(compat.FedAdmmRestart(), 1, "a").name == "a_i"  # its base class's
     assert all(isinstance(kind, type) for kind in LETTERS)
+
+
+def test_letters_are_told_of_everybody() -> None:
+    """Also of clients that have not taken part: they have their first states."""
+    algorithm = fl.scaffold(local=SGD)
+    first, second = replay(net(), DATA, algorithm, [[0, 1], [2]], steps=2)
+    told = letters(algorithm, first)
+    assert set(told.clients) == set(range(N))
+    assert not told.clients[3]["c_i"].any() and told.clients[1]["c_i"].any()
+    assert letters(algorithm, second).clients[0]["c_i"].equal(told.clients[0]["c_i"])
+
+
+def test_reports_are_those_of_participants() -> None:
+    """Each in the round in which it takes part; the length only where something divides by it."""
+    for algorithm, known in (
+        (fl.fednova(local=SGD), {"norm(a_i)"}),
+        (fl.qfedavg(local=SGD), {"F_i", "h_i"}),
+        (fl.fedavg(local=SGD), set()),
+    ):
+        for moment, ids in zip(replay(net(), DATA, algorithm, SOME, steps=3), SOME, strict=True):
+            assert {i: set(told) for i, told in moment.reports.items()} == dict.fromkeys(ids, known)
+    two = fl.Algorithm((fl.AdaBest(),), SGD, fl.QFair())
+    told = letters(two, replay(net(), DATA, two, [[0, 1]], steps=2)[0]).clients[0]
+    assert told["h_i"].shape == (43,) and told["h_i of q-FFL"].shape == ()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -125,3 +129,37 @@ def test_the_page_about_replay_runs() -> None:
     names: dict[str, object] = {}
     exec(compile(example, "replay.md", "exec"), names)
     assert isinstance(names["last"], Moment)
+
+
+PAGE = (Path(__file__).parent.parent.parent / "docs/replay.md").read_text("utf-8")
+
+
+def test_the_page_names_all_that_is_given_and_read_back() -> None:
+    for name in (*inspect.signature(replay).parameters, *Moment._fields):
+        assert re.search(rf"^\|.*`{name}`.*\|", PAGE, re.MULTILINE) or name == "round", name
+
+
+def calls_on_the_page() -> Iterator[ast.Call]:
+    """Every call of something of ours in the table of other people's code."""
+    table = PAGE.split("| code | is replayed by |")[1].split("What cannot be replayed")[0]
+    for snippet in re.findall(r"`([^`]+)`", table):
+        with suppress(SyntaxError):  # not everything there is Python
+            yield from (n for n in ast.walk(ast.parse(snippet)) if isinstance(n, ast.Call))
+
+
+def test_the_table_calls_what_there_is() -> None:
+    """Names and settings exist, and rules and aggregates say which place they take."""
+    owners, seen = {"fl": fl, "compat": fl.rules.compat}, 0
+    for call in calls_on_the_page():
+        made = call.func
+        if isinstance(made, ast.Attribute) and getattr(made.value, "id", "") in owners:
+            known = inspect.signature(getattr(owners[made.value.id], made.attr)).parameters
+            free = any(p.kind is p.VAR_KEYWORD for p in known.values())
+            for keyword in call.keywords:
+                assert keyword.arg in known or free, f"{made.attr}({keyword.arg}=)"
+            seen += 1
+    assert seen > 30
+    rows = PAGE.split("| code | is replayed by |")[1].split("What cannot be replayed")[0]
+    for row in rows.splitlines():
+        if re.search(r"compat\.(prox_of|RFedAvg|AdaBest|QFair|MeanBy|Scaffold|Nova)", row):
+            assert re.search(r"rules=\(|aggregate=|fl\.Algorithm\(|same place", row), row

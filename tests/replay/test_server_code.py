@@ -270,7 +270,7 @@ def test_q_ffl(whose: str) -> None:
     if whose == "one step":
         order = {key: [list(range(SIZES[key[1]]))] for key in order}
     for r, ids in enumerate(SOME):
-        lr, models, deltas, hs = LR * FALL**r, {}, [], []
+        lr, models, deltas, hs, own = LR * FALL**r, {}, [], [], {}
         for i in ids:
             model = model_at(x)
             with torch.no_grad():
@@ -282,8 +282,10 @@ def test_q_ffl(whose: str) -> None:
             deltas.append(f**q * grads)
             length = deltas[-1] if whose == "rfedavg" else grads
             hs.append(q * f ** (q - 1) * float((length**2).sum()) + L * f**q)
+            numbers = torch.tensor([loss, hs[-1]], dtype=torch.float64)
+            own[i] = dict(zip(("F_i", "h_i"), numbers, strict=True))
         x = x - sum(deltas) / sum(hs)
-        told.append(Told(x, models, mean_of(models, by_size=False)))
+        told.append(Told(x, models, mean_of(models, by_size=False), {}, own))
     algorithm = {
         "original": fl.qfedavg(q=q, local=SGD),
         "rfedavg": replace(fl.qfedavg(local=SGD), aggregate=compat.QFairFree(q, 3.0)),

@@ -66,6 +66,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "steering": (DIGITS.agent.steering,),
     "nbar": (5.0,),
     "epochs": (2.0,),
+    "order": (((5, 4, 3, 2, 1, 0),) * 4,),
     "weights": (fl.PerClient(EACH),),
     "norm": (0.03,),
     "Private.noise": (0.5,),

@@ -115,6 +115,7 @@ class Rule:
     observes: ClassVar[bool] = False  # measures and changes nothing: what it sends is not counted
     rows_known: ClassVar[bool] = False  # rows follow from the deltas: they are not counted either
     exact_path: ClassVar[bool] = False  # wants ||a_i||_1 itself: clipping is refused
+    in_turn: ClassVar[bool] = False  # serves clients in the order of their ids: numbers matter
     reads_everyone: ClassVar[bool] = False  # reads ServerView.everyone
     claims: ClassVar[tuple[str, ...]] = ()  # what only one rule of an algorithm may do
     reads: ClassVar[str] = ""  # "deltas" or "steps": the update must be a mean of these

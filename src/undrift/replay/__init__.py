@@ -1,8 +1,9 @@
 """Replay an algorithm from outside: everything given explicitly, everything read back by name."""
 
 from undrift.replay.letters import Letters, letters
-from undrift.replay.run import Moment, in_order, replay, watched, weighs_by_size
-from undrift.replay.start import Named, by_name
+from undrift.replay.run import Moment, in_order, replay
+from undrift.replay.start import by_name
+from undrift.replay.witness import Named, watched, weighs_by_size
 
 __all__ = [
     "Letters",

@@ -15,7 +15,7 @@ from undrift.core.algorithm import Algorithm
 from undrift.core.rule import Rule, Sizes
 from undrift.core.tree import named_leaves
 from undrift.replay.run import Moment
-from undrift.replay.start import Named
+from undrift.replay.witness import Named
 from undrift.rules import (
     AdaBest,
     Adaptive,
@@ -94,6 +94,7 @@ GOING: Sides = (
     },
     {},
 )
+AT_START = "feature mean of its last round"
 STEERING: Sides = ({"": Letter("m"), "m": Letter("m"), "v": Letter("v")}, {})
 HELM: Sides = (
     {
@@ -177,6 +178,7 @@ LETTERS: Mapping[type[Rule], Sides] = {
             "average": Letter("xbar", 1, "with server_lr = 1 `letters` gives h = xbar - x too"),
             "examples": Letter("sum n_i", 1, "over all participations; nbar is it over `reports`"),
             "reports": Letter("reports", 1, "number of participations"),
+            "ids": Letter("ids", 1, "of everybody (AdaBestFedsim)"),
             "plateau.best": Letter("best", 1, "smallest norm of h, with `patience`"),
             "plateau.waited": Letter("waited"),
             "plateau.rest": Letter("rest"),
@@ -195,7 +197,11 @@ LETTERS: Mapping[type[Rule], Sides] = {
     MomentumAdd: GOING,
     RFedAvg: TABLE,
     RFedAvgPlus: TABLE,
-    compat.RFedAvgAtStart: ({}, {"": Letter("y_prev", 1, "its last model")}),
+    compat.RFedAvgAtStart: (
+        {},
+        {"model": Letter("y_prev", 1, "its last model"), "mean": Letter("delta_i", 1, AT_START)},
+    ),
+    compat.RFedAvgPlusAtStart: ({}, {"": Letter("delta_i", 1, AT_START)}),
     Moon: POOL,
     compat.MoonRounds: POOL,
     TwoBlocks: ({}, {"": Letter("z_i", 1, "[n, width], padded to the largest client")}),
@@ -215,15 +221,19 @@ def letters(algorithm: Algorithm, moment: Moment) -> Letters:
     """Give a moment's states in the papers' letters, sign and scale included.
 
     A letter that two parts have stands for the first, and the second has its class behind it; a
-    state of an unknown rule keeps its own name.
+    state of an unknown rule keeps its own name.  Clients are all there are; participants also have
+    what they reported.
     """
     server = _translated(algorithm.chain, moment.server_state, 0)
     if any(isinstance(rule, AdaBest) for rule in algorithm.rules) and _steps_whole(algorithm):
         server["h"] = server["xbar"] - _flat(moment.server)
     clients = {
         i: {**_translated(algorithm.rules, own, 1), **_completed(algorithm, own, moment)}
-        for i, own in moment.client_states.items()
+        for i, own in moment.all_states.items()
     }
+    for i, told in moment.reports.items():
+        for name, value in told.items():
+            clients[i][f"{name} of q-FFL" if name in clients[i] else name] = value
     return Letters(server, clients)
 
 
@@ -312,6 +322,7 @@ def documented() -> dict[str, Algorithm]:
         "adabest(patience=50)": adabest(patience=50),
         'moon(pool="rounds")': moon(pool="rounds", stored=2),
         "compat.RFedAvgAtStart()": Algorithm((compat.RFedAvgAtStart(),)),
+        "compat.RFedAvgPlusAtStart()": Algorithm((compat.RFedAvgPlusAtStart(),)),
     }
 
 

@@ -11,13 +11,12 @@ from torch import Tensor, nn
 
 from undrift.core.algorithm import Algorithm
 from undrift.core.task import Task
-from undrift.core.tree import replace
 from undrift.data import Explicit, ExplicitWork, Federation
 from undrift.data.work import Batches
 from undrift.errors import ConfigError
-from undrift.replay.start import Named, begin, in_double, of_rules, set_present, started
-from undrift.rules.fair import QFair
-from undrift.rules.observe import LastModel, Seen, Watch
+from undrift.replay.start import begin, in_double, set_present, started
+from undrift.replay.witness import Named, of_rules, told, watched, weighs_by_size
+from undrift.rules.observe import Seen
 from undrift.trainer import Trainer
 
 Participants = Sequence[Sequence[int]]
@@ -37,6 +36,7 @@ class Moment(NamedTuple):
     everybody: Named  # the mean of `last_models`, by the algorithm's own weights
     buffers: Named  # the server's BatchNorm statistics
     all_states: dict[int, Named]  # of every client: the `client_states` to go on from here with
+    reports: dict[int, Named]  # of each participant: ||a_i||, q-FFL's F_i and h_i, where used
 
 
 def replay(
@@ -104,19 +104,6 @@ def play(trainer: Trainer, ids: list[int]) -> None:
         trainer.round()
     else:
         set_present(trainer, trainer.server, trainer.rounds_done + 1)
-
-
-def watched(algorithm: Algorithm) -> Algorithm:
-    """Add the rules that keep the clients' models, first in the chain."""
-    return replace(
-        algorithm, rules=(Watch(weighs_by_size(algorithm)), LastModel(), *algorithm.rules)
-    )
-
-
-def weighs_by_size(algorithm: Algorithm) -> bool:
-    """Whether client models are averaged by n_i, as the algorithm's own aggregate does."""
-    aggregate = algorithm.aggregate
-    return bool(getattr(aggregate, "by_size", not isinstance(aggregate, QFair)))
 
 
 def weights_of(algorithm: Algorithm, sizes: Sequence[int]) -> Tensor:
@@ -197,6 +184,7 @@ def _moment(trainer: Trainer, ids: list[int], seen: set[int], weights: Tensor) -
     def named(w: Tensor) -> Named:
         return {n: v.clone() for n, v in trainer.task.named(w).items()}
 
+    algorithm = trainer.algorithm
     average = next(s.average for s in trainer.server.states if isinstance(s, Seen))
     own = {i: trainer.client_state(i) for i in range(len(weights))}
     last = {i: state["1.LastModel"] for i, state in own.items()}
@@ -207,10 +195,11 @@ def _moment(trainer: Trainer, ids: list[int], seen: set[int], weights: Tensor) -
         trainer.parameters(),
         named(average),
         {i: named(last[i]) for i in ids},
-        of_rules(trainer.server_state()),
-        {i: of_rules(own[i]) for i in sorted(seen)},
+        of_rules(trainer.server_state(), algorithm),
+        {i: of_rules(own[i], algorithm) for i in sorted(seen)},
         {i: named(w) for i, w in last.items()},
         named(everybody),
         {n: v.clone() for n, v in buffers.items()},
-        {i: of_rules(state) for i, state in own.items()},
+        {i: of_rules(state, algorithm) for i, state in own.items()},
+        {i: told(own[i], algorithm) for i in ids},
     )

@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from undrift.core.algorithm import Server
 from undrift.core.tree import rebuild, structure
 from undrift.errors import ConfigError, unknown_name
+from undrift.replay.witness import Named, own_names
 from undrift.trainer import Trainer
-
-Named = dict[str, Tensor]
-WATCHING = 2  # rules that a replay puts before the algorithm's own
 
 
 def started(module: nn.Module, initial: Mapping[str, Any] | None, dtype: torch.dtype) -> nn.Module:
@@ -34,13 +32,6 @@ def in_double(x: Any) -> Tensor:
     """Take tensors, arrays and lists, floats in double precision."""
     made = torch.as_tensor(x if isinstance(x, Tensor) else np.asarray(x))
     return made.double() if made.is_floating_point() else made
-
-
-def of_rules(states: Named) -> Named:
-    """Leave out the watching rules and count from the algorithm's own first rule."""
-    parts = [(*name.partition("."), value) for name, value in states.items()]
-    own = {f"{int(i) - WATCHING}.{rest}": v for i, _, rest, v in parts if int(i) >= WATCHING}
-    return {name: v.clone() for name, v in own.items()}
 
 
 def by_name(like: Mapping[str, Tensor], flat: Tensor) -> Named:
@@ -87,14 +78,14 @@ def set_present(trainer: Trainer, server: Server, rounds: int) -> None:
 
 def _changed(trainer: Trainer, now: Named, given: Mapping[str, Any], place: str) -> list[Tensor]:
     """Give the leaves of states, those that are named replaced."""
-    names, values = list(of_rules(now)), list(now.values())
+    names, values = own_names(now, trainer.algorithm), dict(now)
     for name, value in given.items():
         if name not in names:
-            raise unknown_name("state", name, names, place)
-        old = values[names.index(name) + len(values) - len(names)]
+            raise unknown_name("state", name, list(names), place)
+        old = values[names[name]]
         new = trainer.task.flat(value) if isinstance(value, Mapping) else in_double(value)
         if new.shape != old.shape:
             shapes = f"{tuple(new.shape)}, expected {tuple(old.shape)}"
             raise ConfigError(f"{place}: {name!r} has the shape {shapes}")
-        values[names.index(name) + len(values) - len(names)] = new.to(old.dtype)
-    return values
+        values[names[name]] = new.to(old.dtype)
+    return list(values.values())

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
-from undrift.core.rule import ClientView, Lineup
+import torch
+from torch import Tensor
+
+from undrift.core.rule import ClientView, Lineup, ServerView, Sizes
 from undrift.core.task import Vec
-from undrift.core.tree import EMPTY, Tree, number, record, refuse_unused
-from undrift.rules.adabest import AdaBest, Drift
+from undrift.core.transfer import table
+from undrift.core.tree import EMPTY, Tree, number, record, refuse_unused, static
+from undrift.errors import ConfigError
+from undrift.rules.adabest import AdaBest, Course, Drift, first_course
 from undrift.rules.vra import PerRound, at, check_lists
 
 
@@ -26,25 +31,105 @@ class AdaBestPrinted(AdaBest):
         return delta, Drift(h_i, t), view.size if self.unbalanced else EMPTY
 
 
+class Turns(NamedTuple):
+    """What the server keeps: AdaBest's course, and the ids that a count of everybody is made by."""
+
+    average: Vec
+    examples: Tensor  # sum of what is counted for n_i
+    reports: Tensor
+    plateau: Tree
+    ids: Tensor  # [N]
+
+
+class Before(NamedTuple):
+    """What all clients hear."""
+
+    examples: Tensor
+    reports: Tensor
+    ids: Tensor
+
+
 @record
 class AdaBestFedsim(AdaBest):
-    """AdaBest in fedsim 0.9.0: nbar is epochs times the mean batch, not the mean size.
+    """AdaBest in fedsim 0.9.0: nbar is epochs times the mean batch, and moves within a round.
 
-    A regression there (processed examples over steps, times epochs); use it with
-    unbalanced=True.
+    A regression there: it counts processed examples over steps, times epochs, for n_i.  Who is
+    served later in a round hears of those before; that is by ascending id, or by `order`: the ids
+    of each round as they are served.  Counts are exchanged before the local steps.
     """
 
+    shares_probe: ClassVar[bool] = True
+    in_turn: ClassVar[bool] = True
+
+    unbalanced: bool = static(default=True)
     epochs: float = number(default=5.0, low=0, ends="()")
+    order: Any = static(default=())
 
     def __post_init__(self) -> None:
         if not self.unbalanced:
-            refuse_unused(type(self), "nbar is read with unbalanced=True", epochs=self.epochs)
+            raise ConfigError(
+                "AdaBestFedsim.unbalanced = False: without a mean size it is AdaBest, use that"
+            )
+        object.__setattr__(self, "order", tuple(tuple(int(i) for i in ids) for ids in self.order))
+
+    def check(self, lineup: Lineup) -> None:
+        if not self.order:
+            return
+        served = self.order[lineup.round] if lineup.round < len(self.order) else ()
+        missing = sorted(set(lineup.info.id.tolist()) - set(served))
+        if missing:
+            raise ConfigError(
+                f"AdaBestFedsim.order names no place for client {missing[0]} in round "
+                f"{lineup.round}: list all who take part, rounds and ids from 0"
+            )
+
+    def init_server(self, w: Vec, sizes: Sizes) -> Tree:
+        ids = torch.arange(sizes.clients, device=w.device)
+        return Turns(**first_course(w, self.patience)._asdict(), ids=ids)
+
+    def broadcast(self, state: Tree) -> Tree:
+        return Before(state.examples, state.reports, state.ids)
+
+    def probe(self, view: ClientView) -> Tree:
+        own = view.broadcast.ids == view.client.id
+        batch = view.size / view.steps.clamp(min=1)
+        return torch.stack([own * batch, own + 0 * batch]) / view.size
+
+    def direction(self, g: Vec, view: ClientView) -> Vec:
+        return g - self.mu * self.nbar(view) / view.size * view.mine.h
+
+    def count(self, view: ClientView) -> Tensor:
+        """Count what stands for n_i."""
+        return self.epochs * view.size / view.steps.clamp(min=1) * self.epochs
 
     def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
-        t, processed = view.round + 1, self.epochs * view.size
+        t = view.round + 1
         h_i = view.mine.h / (t - view.mine.last) + delta
-        counted = processed / view.steps * self.epochs
-        return delta, Drift(h_i, t), counted if self.unbalanced else EMPTY
+        return delta, Drift(h_i, t), self.count(view)
+
+    def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
+        moved, course = AdaBest.server(self, update, Course(*state[:-1]), view)
+        return moved, Turns(**course._asdict(), ids=state.ids)
+
+    def nbar(self, view: ClientView) -> Tensor:
+        """Average over all participations before this one, 0 where there is none."""
+        batches, there = view.cohort  # both divided by the cohort's examples
+        places, own = self.places(view), view.broadcast.ids == view.client.id
+        before = (there > 0) & (places < (own * places).sum())
+        told = torch.where(before, batches / torch.where(before, there, 1.0), 0.0)
+        examples = view.broadcast.examples + self.epochs * self.epochs * told.sum()
+        return examples / (view.broadcast.reports + before.sum()).clamp(min=1)
+
+    def places(self, view: ClientView) -> Tensor:
+        """Give everybody's place in this round's order."""
+        ids = view.broadcast.ids
+        if not self.order:
+            return ids
+        n = len(ids)
+        rows = tuple(
+            tuple(served.index(i) if i in served else n for i in range(n)) for served in self.order
+        )
+        return table(rows, torch.int64, ids.device)[view.round.long()]
 
 
 @record

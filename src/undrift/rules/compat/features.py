@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +39,9 @@ class RFedAvgPlusAtStart(Rule):
         need_features(self, sizes)
         return EMPTY
 
+    def init_client(self, w: Vec, sizes: Sizes) -> Tree:
+        return w.new_zeros(sizes.features)  # delta_i, for whoever reads it back
+
     def probe(self, view: ClientView) -> Tree:
         features = features_of(view.output_at(view.w0))
         return for_plain_mean(mean_of_some(features, view, self.batch), view)
@@ -46,6 +49,16 @@ class RFedAvgPlusAtStart(Rule):
     def penalty(self, out: Output, view: ClientView) -> Tensor:
         mean, per = view.cohort
         return self.strength * (batch_mean(out, view) - mean / per).square().sum()
+
+    def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
+        return delta, own_value(view), EMPTY
+
+
+class Last(NamedTuple):
+    """What a client keeps."""
+
+    model: Vec  # the one that it trained last
+    mean: Tensor  # delta_i of its last round, for whoever reads it back
 
 
 @record
@@ -72,10 +85,10 @@ class RFedAvgAtStart(Rule):
         return EMPTY
 
     def init_client(self, w: Vec, sizes: Sizes) -> Tree:
-        return w.clone()
+        return Last(w.clone(), w.new_zeros(sizes.features))
 
     def probe(self, view: ClientView) -> Tree:
-        features = features_of(view.output_at(view.mine))
+        features = features_of(view.output_at(view.mine.model))
         return for_plain_mean(mean_of_some(features, view, self.batch), view)
 
     def penalty(self, out: Output, view: ClientView) -> Tensor:
@@ -84,12 +97,18 @@ class RFedAvgAtStart(Rule):
         return self.strength * torch.where(view.cohort_size > 1, gap, torch.zeros_like(gap))
 
     def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
-        return delta, view.w, EMPTY
+        return delta, Last(view.w, own_value(view)), EMPTY
 
 
 def for_plain_mean(value: Tensor, view: ClientView) -> Tree:
     """Undo the weights n_i with which a cohort's probes are averaged: divide one by the other."""
     return value / view.size, 1 / view.size
+
+
+def own_value(view: ClientView) -> Tensor:
+    """Give the value that went into the plain mean."""
+    value, per = view.probe
+    return value / per
 
 
 def mean_of_others(view: ClientView) -> Tensor:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from undrift.core.same import same
 from undrift.data import Work
 from undrift.data.checks import check_whole
 from undrift.engines.capacity import USED, free_bytes, has_convolution
@@ -23,6 +22,7 @@ from undrift.engines.sharded import Sharded
 from undrift.engines.turns import Shape
 from undrift.engines.vectorised import SLOTS, Vectorised
 from undrift.errors import ConfigError, UndriftError
+from undrift.identity import same, unlike
 from undrift.rounds import Advance, Opened, Reading, RoundResult
 from undrift.trainer import Trainer
 
@@ -112,8 +112,8 @@ class Fleet:
             ]
         opened: list[Opened] = []
         for trainer, twin in zip(self.trainers, self._twins, strict=True):
-            same = twin < len(opened) and (self.trainers[twin].rounds_done == trainer.rounds_done)
-            one = trainer.open_round(opened[twin].cohort if same else None)
+            drawn = twin < len(opened) and self.trainers[twin].rounds_done == trainer.rounds_done
+            one = trainer.open_round(opened[twin].cohort if drawn else None)
             opened.append(one._replace(cohort=_engine(trainer).seated(one.cohort)))
         return opened
 
@@ -183,28 +183,23 @@ def _checked(trainers: Any) -> list[Trainer]:
 
 def difference(one: Trainer, other: Trainer) -> str | None:
     """Tell what keeps two trainers from sharing a batch; None if nothing does."""
-    a, b = _common(one), _common(other)
-    modules = a["module"], b["module"]
-    found = next((name for name in a if not same(a[name], b[name], within=modules)), None)
-    if found is None:
-        return None
-    told = [str(values[found]) for values in (a, b)]
-    return f"{found}: {' and '.join(told)}" if told[0] != told[1] else f"{found}: they differ"
+    mine, theirs = one.portraits(), other.portraits()
+    for part in ("module", "loss", "metrics", "augmentation", "work"):
+        found = unlike(mine[part], theirs[part])
+        if found is not None:
+            return f"{'local work' if part == 'work' else part}: {found}"
+    a, b = _settings(one), _settings(other)
+    return next((f"{n}: {a[n]} and {b[n]}" for n in a if not same(a[n], b[n])), None)
 
 
-def _common(trainer: Trainer) -> dict[str, Any]:
-    """List what all trainers of a fleet have in common."""
+def _settings(trainer: Trainer) -> dict[str, Any]:
+    """List the settings that all trainers of a fleet have in common."""
     task = trainer.task
     return {
-        "module": task.original,
         "parameters": (task.names, task.shapes),
-        "loss": task.loss,
-        "metrics": task.metrics,
         "feature": task.feature,
-        "augmentation": task.augment,
         "precision": (task.dtype, task.seam),
         "device": trainer.engine.device,
-        "local work": trainer.roster.work,
         "engine": type(trainer.engine).__name__,
     }
 
@@ -246,11 +241,11 @@ def share_examples(trainers: Sequence[Trainer]) -> None:
     pools: list[Any] = []
     for trainer in trainers:
         own = trainer.federation
-        same = next((p for p in pools if _equal(p.x, own.x) and _equal(p.y, own.y)), None)
-        if same is None:
+        twin = next((p for p in pools if _equal(p.x, own.x) and _equal(p.y, own.y)), None)
+        if twin is None:
             pools.append(own)
-        elif same.x is not own.x or same.y is not own.y:
-            shared = replace(own, x=same.x, y=same.y)
+        elif twin.x is not own.x or twin.y is not own.y:
+            shared = replace(own, x=twin.x, y=twin.y)
             trainer.federation = trainer.roster.federation = trainer.engine.federation = shared
 
 

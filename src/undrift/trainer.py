@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -36,11 +37,12 @@ from undrift.core.tree import EMPTY, Tree, named_leaves, rebuild, structure, tre
 from undrift.data import Federation, LocalWork, Sampler
 from undrift.data.checks import check_whole
 from undrift.data.spool import Rows, Streamed
-from undrift.describe import describe
+from undrift.describe import FINGERPRINT, Album, describe, describe_task, task_parts
 from undrift.engines import ENGINES
 from undrift.engines.engine import Assignment, Engine, Outcome, Trained
 from undrift.engines.traffic import NOTHING, Traffic, look_traffic, training_traffic
 from undrift.errors import ConfigError, DataError, ServerError, UndriftError, unknown_name
+from undrift.identity import Portrait
 from undrift.judging import Judge
 from undrift.roster import Roster
 from undrift.rounds import Advance, Judged, JudgedClients, Opened, Reading, RoundResult
@@ -49,6 +51,8 @@ from undrift.state.checkpoint import CheckpointFolder
 from undrift.state.keeper import Keeper, part_of
 from undrift.state.store import Place, Visible
 from undrift.version import __version__
+
+log = logging.getLogger("undrift")
 
 
 class Present(NamedTuple):
@@ -119,6 +123,8 @@ class Trainer:
         self._traffic: dict[tuple[int, int, int], Traffic] = {}
         self._warned: set[str] = set()  # what is said once in a run
         self._described = {"engine": engine, "state": state}
+        self._album = Album()
+        self.portraits()  # now: training may change what a loss or a rule remembers
 
     @property
     def server(self) -> Server:
@@ -369,16 +375,23 @@ class Trainer:
     # -- checkpoints -------------------------------------------------------------------------
     def describe(self) -> dict[str, Any]:
         """Describe everything that decides the numbers, as plain JSON."""
+        seen = self.portraits()
         return {
+            "fingerprint": FINGERPRINT,
             "undrift": __version__,
-            "task": describe(self.task),
+            "task": describe_task(self.task, seen),
             "federation": describe(self.federation),
-            "algorithm": describe(self.algorithm),
-            "work": describe(self.roster.work),
-            "sampler": describe(self.roster.sampler),
+            **{part: seen[part].told() for part in ("algorithm", "work", "sampler")},
             "seeds": self.seeds._asdict(),
             **self._described,
         }
+
+    def portraits(self) -> dict[str, Portrait]:
+        """Tell what each part is, as it was when this trainer first had it."""
+        task, roster = self.task, self.roster
+        own = {"algorithm": self.algorithm, "work": roster.work, "sampler": roster.sampler}
+        parts = {**task_parts(task), **own}
+        return {n: self._album.find(n, part, task.original) for n, part in parts.items()}
 
     def save(self, folder: Path | str | CheckpointFolder) -> Path:
         """Write a checkpoint: atomic, checksummed; the previous one is kept too."""
@@ -396,6 +409,7 @@ class Trainer:
         found = self.keeper.load(folder, self.describe())
         if found is None:
             return False
+        self._warn_of_unknown()
         saved = part_of(found.tensors, "server.")
         values = [saved[n].to(self.engine.device) for n in named_leaves(self.server)]
         server = rebuild(structure(self.server), values)
@@ -405,6 +419,16 @@ class Trainer:
         self.roster.enrolled = found.tensors["enrolled"].numpy()
         self.engine.use_plan(found.meta["plan"])
         return True
+
+    def _warn_of_unknown(self) -> None:
+        held = {f"{part}.{path}": one for part, seen in self.portraits().items()
+                for path, one in seen.unknown.items()}  # fmt: skip
+        if held:
+            told = ", ".join(f"{path} ({type(one).__name__})" for path, one in held.items())
+            log.warning(
+                "nobody can look into %s: whether it is as it was when the run was begun cannot "
+                "be told. Make it of attributes and tensors, or be sure of it yourself", told
+            )  # fmt: skip
 
 
 def _by_rule(rules: Sequence[Rule], states: Sequence[Tree]) -> dict[str, Tensor]:

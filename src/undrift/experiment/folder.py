@@ -106,7 +106,8 @@ class RunFolder:
         changed = [line for line in found if line.split(":")[0] not in MAY_CHANGE]
         if "auto" in (_device(old), _device(table)):  # which is whatever the machine has
             changed = [line for line in changed if not line.startswith("engine.device:")]
-        if changed:
+        described = [line for line in changed if line.startswith("trainer.fingerprint:")]
+        if changed := described or changed:  # by another version, in another way: nothing matches
             rest = [_MANY.format(len(changed) - 5)] if len(changed) > 6 else []
             told = "\n".join(f"  {line}" for line in [*changed[: 5 if rest else 6], *rest])
             raise ChangedExperiment(

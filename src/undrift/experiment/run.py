@@ -14,7 +14,7 @@ from torch import Tensor
 
 from undrift.core.algorithm import Server
 from undrift.data.checks import check_whole
-from undrift.describe import describe
+from undrift.describe import describe_test
 from undrift.errors import ChangedExperiment, ConfigError, DataError
 from undrift.experiment.environment import environment
 from undrift.experiment.events import Listener, RunInfo
@@ -161,8 +161,8 @@ class TrainerJob(Job):
     def table(self) -> Table:
         """Give everything that decides the run."""
         mine = {"label": self.label, "rounds": self.rounds, "trainer": self.trainer.describe()}
-        test = None if self.test is None else describe([torch.as_tensor(v) for v in self.test])
-        return {**mine, "evaluate": section_table(self.evaluate), "test": test}
+        evaluate = section_table(self.evaluate)
+        return {**mine, "evaluate": evaluate, "test": describe_test(self.test)}
 
     def restore(self, folder: RunFolder) -> None:
         """Give the user's trainer what the run has learned."""

@@ -26,7 +26,7 @@ from torch import Tensor
 from undrift.errors import ChangedExperiment, CheckpointError, ConfigError, CorruptCheckpoint
 from undrift.state import disk
 from undrift.state.codes import CODES, DTYPES
-from undrift.state.plain import differences, from_json, to_json
+from undrift.state.plain import differences, from_json, to_json, told
 
 MAGIC = b"\x89UNDRIFT"
 FORMAT = 1
@@ -160,10 +160,9 @@ class CheckpointFolder:
         given = from_json(to_json(config, "config"))
         changes = differences(found.config, given)
         if changes:
-            lines = "\n".join(f"  {c.key}: stored {c.stored}, given {c.given}" for c in changes)
             raise ChangedExperiment(
-                f"{self._file(found.round)} belongs to another experiment:\n{lines}\n"
-                "Resume with the stored values, or begin in a new folder."
+                f"{self._file(found.round)} belongs to another experiment:\n"
+                f"{told(changes)}\nResume with the stored values, or begin in a new folder."
             )
 
     def _prune(self) -> None:

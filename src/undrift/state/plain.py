@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from undrift.errors import CheckpointError
 
 _FLOAT = "$float"  # JSON has no NaN and no infinity: {"$float": "nan"} stands for it
 ABSENT = "(absent)"
+BODY = ".body"  # ends the keys of code
+MOST = 12  # differences that are told
 
 
 class Change(NamedTuple):
@@ -67,6 +70,25 @@ def differences(stored: Any, given: Any) -> list[Change]:
         if ABSENT in shown or not _same(before[path], after[path]):
             changes.append(Change(".".join(path), *shown))
     return changes
+
+
+def told(changes: Sequence[Change]) -> str:
+    """Tell some differences, one in a line."""
+    for c in changes:
+        if c.key == "fingerprint":
+            return (
+                f"  fingerprint: stored {c.stored}, given {c.given}. Another version of undrift "
+                "described it in another way,\n  so nobody can tell whether this is the same "
+                "experiment. That version can finish it."
+            )
+    lines = [
+        f"  {c.key.removesuffix(BODY)}: its code has changed"
+        if c.key.endswith(BODY) and ABSENT not in (c.stored, c.given)
+        else f"  {c.key}: stored {c.stored}, given {c.given}"
+        for c in changes
+    ]
+    rest = [f"  ... and {len(lines) - MOST} more"] if len(lines) > MOST else []
+    return "\n".join([*lines[:MOST], *rest])
 
 
 def _flatten(value: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from undrift.core.same import same
+from undrift.identity import same
 
 
 def add(x, y=1):

@@ -7,7 +7,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from undrift.engines import fused
-from undrift.engines.fused import Fused, _alike
+from undrift.engines.fused import Fused
+from undrift.program.compile import alike
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def compiled(monkeypatch):
         calls.append(graph)
         return graph
 
-    monkeypatch.setattr(fused, "compiled", compiler)
+    monkeypatch.setattr(fused, "compile_recorded", compiler)
     return calls
 
 
@@ -84,7 +85,7 @@ def test_settings_are_made_for_what_is_compiled(monkeypatch):
         seen[len(seen)] = asked
         return graph
 
-    monkeypatch.setattr(fused, "compiled", looking)
+    monkeypatch.setattr(fused, "compile_recorded", looking)
     usual = config.triton.persistent_reductions
     Fused(lambda v: v.sort(stable=True).indices, "an order", compiled=True)(torch.rand(4))
     Fused(lambda v: v + 1, "a sum", compiled=True)(torch.rand(4))
@@ -105,7 +106,7 @@ def test_a_compiler_that_errs_is_found_out(wrong, monkeypatch, caplog):
 
         return made
 
-    monkeypatch.setattr(fused, "compiled", compiler)
+    monkeypatch.setattr(fused, "compile_recorded", compiler)
 
     def step(w, g):
         w.sub_(g)
@@ -119,11 +120,11 @@ def test_a_compiler_that_errs_is_found_out(wrong, monkeypatch, caplog):
     assert w.tolist() == [-0.5, 0.5, 1.5, 2.5] and float(total) == pytest.approx(4.0)
 
 
-def test_numbers_that_are_alike():
+def test_numbers_that_arealike():
     a = torch.tensor([1.0, torch.nan, torch.inf, 1e-9])
-    assert _alike(a * (1 + 1e-6), a) and _alike(a[1:3], a[1:3]) and _alike(a[:0], a[:0])
-    assert not _alike(a * 1.001, a) and not _alike(a.nan_to_num(), a) and not _alike(a[:2], a)
-    assert not _alike(a.double(), a) and not _alike(torch.tensor([2]), torch.tensor([1]))
+    assert alike(a * (1 + 1e-6), a) and alike(a[1:3], a[1:3]) and alike(a[:0], a[:0])
+    assert not alike(a * 1.001, a) and not alike(a.nan_to_num(), a) and not alike(a[:2], a)
+    assert not alike(a.double(), a) and not alike(torch.tensor([2]), torch.tensor([1]))
 
 
 def test_numbers_that_a_function_has_written_down_lie_where_its_arguments_do():

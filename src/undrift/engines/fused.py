@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from undrift.core.tree import Tree, leaves, rebuild, structure
-from undrift.kernels.memory import own_compiler_cache
+from undrift.program.compile import compile_recorded, prove, settings
 
 log = logging.getLogger("undrift")
 
@@ -120,9 +120,9 @@ class Fused:
                 ):
                     warnings.simplefilter("ignore")  # the compiler's own remarks
                     log.debug("%s: traced in %.1f s", self.name, time.perf_counter() - begun)
-                    made = compiled(deepcopy(traced), copies())
+                    made = compile_recorded(deepcopy(traced), copies())
                     if self._proven:
-                        _prove(traced, made, copies)
+                        prove(traced, made, copies)
                     else:
                         made(*copies())  # not those that were traced: a counter has gone on there
         except Exception as error:  # any of the tracer's or the compiler's
@@ -142,40 +142,6 @@ def _bring_constants(traced: torch.fx.GraphModule, given: Sequence[Tensor]) -> N
         value = getattr(traced, node.target)
         if isinstance(value, Tensor) and value.device.type == "cpu" and given:
             setattr(traced, node.target, value.to(given[0].device))
-
-
-def compiled(traced: torch.fx.GraphModule, given: list[Tensor]) -> Callable[..., Any]:
-    """Compile recorded operations for tensors like these.
-
-    Not by `torch.compile`: it would ask every time whether they still are, and compile anew for
-    reasons of its own, even while a round is being recorded.
-    """
-    from torch._inductor import compile as compile_recorded
-
-    own_compiler_cache()
-    with torch.no_grad():
-        made: Callable[..., Any] = compile_recorded(traced, list[Any](given))
-    return made
-
-
-def _prove(traced: Any, made: Any, copies: Callable[[], list[Tensor]]) -> None:
-    """Refuse what the compiler has made if its numbers are not those of the operations."""
-    wanted, found = copies(), copies()
-    wanted += traced(*wanted)
-    found += made(*found)
-    if not all(map(_alike, found, wanted)):
-        raise RuntimeError("compiled, it gives other numbers")
-
-
-def _alike(found: Tensor, wanted: Tensor) -> bool:
-    """Whether two tensors are the same but for rounding."""
-    if found.shape != wanted.shape or found.dtype != wanted.dtype:
-        return False
-    if not found.is_floating_point():
-        return torch.equal(found, wanted)
-    known = wanted.isfinite()
-    largest = float(wanted[known].abs().max()) if bool(known.any()) else 0.0
-    return torch.allclose(found, wanted, rtol=1e-4, atol=1e-6 * largest, equal_nan=True)
 
 
 def lies(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -209,8 +175,6 @@ def _settings(traced: torch.fx.GraphModule, vectors: bool, whole: bool) -> Any:
     compiler ten seconds.  Left to itself it takes the fastest of several ways to sum, as timed here
     and now, so that one run would sum in another order than the next.
     """
-    from torch._inductor import config
-
     put_together = [n for n in traced.graph.nodes if n.target is torch.ops.aten.cat.default]
     few = all(len(node.args[0]) <= MOST_LAYERS for node in put_together)
     wanted: dict[str, Any] = {
@@ -224,13 +188,4 @@ def _settings(traced: torch.fx.GraphModule, vectors: bool, whole: bool) -> Any:
         wanted |= {"realize_reads_threshold": 16, "realize_opcount_threshold": 300}
     if any(node.target in SORTS for node in traced.graph.nodes):
         wanted["triton.persistent_reductions"] = False  # torch's sort is as fast, and is there
-    return config.patch({name: value for name, value in wanted.items() if _is_known(config, name)})
-
-
-def _is_known(config: Any, name: str) -> bool:
-    """Whether this torch has a setting of its compiler."""
-    for part in name.split("."):
-        if not hasattr(config, part):
-            return False
-        config = getattr(config, part)
-    return True
+    return settings(wanted)

@@ -351,7 +351,7 @@ class Sharded(Engine):
 
 
 ENTRIES = ("slots", "fingerprints")
-OPTIONS = ["chunk", "workers", "in_place", "graph", "precision"]  # of an owner's engine
+OPTIONS = ["chunk", "workers", "in_place", "graph", "compiled", "precision"]  # of an owner's engine
 
 
 def check_options(options: Mapping[str, Any], place: str) -> None:

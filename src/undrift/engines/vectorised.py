@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -54,6 +54,7 @@ from undrift.engines.turns import Done, Shape, Turn
 from undrift.engines.workers import in_order, limited
 from undrift.errors import ConfigError, TaskError, UndriftError
 from undrift.program.client_half import ClientHalf
+from undrift.program.compile import has_cpp_compiler
 from undrift.program.programs import Programs
 from undrift.state.store import ClientStateStore
 
@@ -62,6 +63,9 @@ log = logging.getLogger("undrift")
 MOST_SLOTS = 100_000  # of one client in a round: beyond, the host makes the order of batches
 # Positions that the plan of a chunk may hold, 8 bytes each, with some five copies on the way.
 SLOTS = {"cpu": 2**23, "cuda": 2**26}
+# Steps of a chunk that run as they were traced before code is compiled for them: by then they have
+# taken about as long as compiling does, for a small model and for a large one.
+WORTH_COMPILING = 2_000
 HELD = 0.25  # of all memory that the examples of a cohort may take, where others lie in a file
 
 
@@ -79,6 +83,7 @@ class Vectorised(Engine):
         in_place: bool = True,
         native: bool = True,
         graph: bool | None = None,
+        compiled: bool | None = None,
         precision: str | None = None,
         ways: Ways | None = None,
     ) -> None:
@@ -89,10 +94,12 @@ class Vectorised(Engine):
         self.task.seam = self.seam
         _check_count("chunk", chunk)
         _check_count("workers", workers)
-        _check_switches(in_place=in_place, native=native, graph=graph)
+        _check_switches(in_place=in_place, native=native, graph=graph, compiled=compiled)
         self.in_place, self.chunk, self.workers = in_place, chunk, workers
         self.native = native  # whether loops in C may be used; once that is decided, would be
         self.graph = self.device.type == "cuda" if graph is None else graph
+        # whether local steps run as machine code of torch's compiler; None: once that pays
+        self.compiled, self._calls = compiled if self.device.type == "cpu" else False, 0
         self._has_run_as_one = False  # also in an earlier part of this run
         self._rounds: list[DeviceRound] = []
         self._batches: tuple[Work, Room] | None = None
@@ -120,6 +127,7 @@ class Vectorised(Engine):
             "native": self.native,
         }
         made |= {"graph": self.graph, "seam": seam_plan(self.seam)}
+        made |= {"compiled": self.compiled, "calls": self._calls}
         return {**made, "decided": self._decided, "threads": self._threads}
 
     def use_plan(self, plan: dict[str, Any]) -> None:
@@ -131,6 +139,11 @@ class Vectorised(Engine):
             log.warning("the run used loops in C, which cannot be used here: bits may differ")
             self.native = False
         self._threads, self.graph = plan["threads"], plan["graph"]
+        # a run that began before there were compiled steps goes on without them
+        self.compiled, self._calls = plan.get("compiled", False), plan.get("calls", 0)
+        if self.compiled and not has_cpp_compiler():
+            log.warning("the run used compiled steps, and no compiler is here: bits may differ")
+            self.compiled = False
         self._has_run_as_one = plan["graph"]
         use_seam_plan(plan["seam"])
         self._crew = []  # workers copy these choices
@@ -153,6 +166,18 @@ class Vectorised(Engine):
         alone = self.workers == 1 and self._threads is None and torch.get_num_threads() > 1
         self.native = self.native and is_plain(algo) and self._can_be_native() and not alone
         self._decided = True
+
+    def _count(self, algo: Algorithm, work: Assignment, chunks: Sequence[slice]) -> None:
+        """Compile local steps from this round on, if the calls of all rounds so far would pay.
+
+        Calls are counted, not timed, and before anybody trains: a run gives the same bits twice.
+        """
+        if self.compiled is not None or self.native or not work.steps.any():
+            return  # it is decided, or loops in C are faster still
+        self._calls += sum(int(work.steps[part].max()) for part in chunks)
+        if self._calls >= WORTH_COMPILING:
+            self.compiled = has_cpp_compiler()
+            self._crew = []  # workers copy this choice
 
     def _can_be_native(self) -> bool:
         """Whether loops in C can take the local steps of plain SGD."""
@@ -294,6 +319,7 @@ class Vectorised(Engine):
                 ) from error  # fmt: skip
 
         chunks = self._chunks(algo, work)
+        self._count(algo, work, chunks)
         crew = self._hire(len(chunks))
         try:
             yield from in_order(train, chunks, crew)
@@ -402,11 +428,12 @@ class Vectorised(Engine):
 
     def _half(self, algo: Algorithm, broadcast: Broadcast) -> ClientHalf:
         self._programs.renew(self.task)
-        return ClientHalf(self.task, algo, broadcast, self._programs)
+        return ClientHalf(self.task, algo, broadcast, self._programs, bool(self.compiled))
 
     def _path(self, algo: Algorithm, broadcast: Broadcast, together: bool) -> Steps | ClientHalf:
-        on_cpu = self.device.type == "cpu"
-        if not (self.in_place and on_cpu and is_plain(algo)):
+        plain = self.in_place and self.device.type == "cpu" and is_plain(algo)
+        dense = plain and is_dense(self.task, self.federation.x.dim() - 1)
+        if not dense and not (plain and is_sequence(self.task.module) and not self.compiled):
             return self._half(algo, broadcast)
         if together not in self._paths:
             self._paths[together] = self._plain_path(algo, broadcast, together)

@@ -26,9 +26,10 @@ class ClientHalf:
     """The functions of `core/round.py`, mapped over clients."""
 
     def __init__(
-        self, task: Task, algo: Algorithm, broadcast: Broadcast, programs: Programs
-    ) -> None:
-        self._shared = algo, task
+        self, task: Task, algo: Algorithm, broadcast: Broadcast, programs: Programs,
+        compiled: bool = False,
+    ) -> None:  # fmt: skip
+        self._shared, self._compiled = (algo, task), compiled
         self._broadcast, self._programs = broadcast, programs
 
     def begin(self, clients: Client, batch: Batch, piece: Tensor) -> Client:
@@ -78,14 +79,19 @@ class ClientHalf:
     def take_steps(self, clients: Client, steps: list[int], fetch: Fetch) -> Carry:
         """Take the local steps of everybody; those who have taken theirs leave."""
         carry, finished = self.start(clients), []
+        training = len(carry.w)  # clients who have steps to take
         for first, last, live in stretches(steps):
-            if live < len(carry.w):
-                finished.append(tree_map(lambda v, n=live: v[n:], carry))
-                carry, clients = tree_map(lambda v, n=live: v[:n], (carry, clients))
+            if live < training:
+                finished.append(tree_map(lambda v, a=live, b=training: v[a:b], carry))
+                training = live
+            width = few_widths(live, len(carry.w)) if self._compiled else live
+            if width < len(carry.w):
+                carry, clients = tree_map(lambda v, n=width: v[:n], (carry, clients))
             carry = self._stretch(clients, carry, range(first, last), fetch)
         if not finished:
             return carry
-        joined: Carry = tree_map(lambda *v: torch.cat(v), carry, *reversed(finished))
+        rest = tree_map(lambda v: v[:training], carry)
+        joined: Carry = tree_map(lambda *v: torch.cat(v), rest, *reversed(finished))
         return joined
 
     def _stretch(self, clients: Client, carry: Carry, numbers: range, fetch: Fetch) -> Carry:
@@ -108,7 +114,8 @@ class ClientHalf:
             given = [*common, number, *fixed, *moving, *leaves(batch)]
             if program is None:
                 shape = structure((self._broadcast, number, clients, carry, batch))
-                program = self._programs.find(self._key("step"), mapped, shape, given)
+                key, compiled = self._key("step"), self._compiled
+                program = self._programs.find(key, mapped, shape, given, compiled)
             moving = [v.contiguous() for v in program.run(given)]
         assert program is not None, "a stretch has at least one step"
         moved: Carry = rebuild(program.result, moving)
@@ -138,6 +145,16 @@ def over_clients(one: Callable[..., Tree], shared: int) -> Callable[..., Tree]:
         return tree_map(lambda v: v[None], found)
 
     return mapped
+
+
+def few_widths(live: int, most: int) -> int:
+    """Choose how many clients a compiled step takes, of whom `live` still train: code is made for
+    every number, so those who have ended stay along, up to the next power of two.
+
+    >>> [few_widths(n, most=7) for n in (1, 2, 3, 5, 7)]
+    [1, 2, 4, 7, 7]
+    """
+    return int(min(most, 1 << (live - 1).bit_length()))
 
 
 def stretches(steps: list[int]) -> Iterator[tuple[int, int, int]]:

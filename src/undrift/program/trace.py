@@ -22,7 +22,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from undrift.core.tree import Tree, leaves, rebuild
 from undrift.core.watching import WATCHERS
 
-Run = Callable[..., list[Tensor]]  # takes the leaves of the arguments, gives those of the result
 SIMPLE = (bool, int, float, str, type(None))
 
 _tracing = threading.Lock()  # torch's tracer changes nn.Module while it works
@@ -34,8 +33,10 @@ class Untraceable(Exception):
 
 def trace(
     function: Callable[..., Tree], shape: Any, given: Sequence[Tensor], owners: Sequence[Any]
-) -> Run:
+) -> GraphModule:
     """Record a function of trees with these leaves; it is called once.
+
+    What is recorded takes the leaves of the arguments and gives those of the result.
 
     `owners` are the objects whose Python attributes it may read.  Raises what the tracer raises,
     and `Untraceable` where a second call might do something else.
@@ -54,7 +55,7 @@ def trace(
         raise Untraceable("it changes Python attributes, or draws from a global generator")
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    return graph.forward
+    return graph
 
 
 def _outside(owners: Sequence[Any]) -> tuple[Any, ...]:

@@ -50,9 +50,22 @@ FILE_CASES = [
     ),
     file("not TOML", "rounds = = 3", r"bad\.toml: this is not TOML: .*line 1, column 10"),
     file("a setting twice", "rounds = 3\nrounds = 4", r"not TOML: Cannot overwrite a value"),
-    file("not UTF-8", b"name = '\xe9'", r"is no text file \(byte 8 is not UTF-8\)"),
-    file("5 megabytes", "#" * 5_000_000, r"has 5000000 bytes: that is no experiment file"),
-    file("nested without end", "a = " + "[" * 100_000, r"not TOML: maximum recursion depth"),
+    file("not UTF-8", b"name = '\xe9'", r"is no experiment file: byte 8 is not UTF-8"),
+    file(
+        "5 megabytes",
+        "#" * 5_000_000,
+        r"is no experiment file: .* 5000000 where at most 4000000 are read",
+    ),
+    file(
+        "nested without end",
+        "a = " + "[" * 100_000,
+        r"not TOML: lists within lists: 100000 where at most 64",
+    ),
+    file(
+        "a key of 40,000 parts",
+        "a" + ".a" * 40_000 + " = 1",
+        r"not TOML: parts of one key: 40001 where at most 64 .* UNDRIFT_LIMITS='depth=40001'",
+    ),
     file("empty", "", r"the experiment has no \[data\]: every one needs data, a model and an alg"),
     file("no model", "[data]\nuse = 'digits'", r"the experiment has no \[model\]"),
     file(

@@ -86,7 +86,7 @@ MAY_IMPORT = {
     "trackers": {"experiment", "models", "state", "trackers"},
     "papers": {"core", "data", "experiment", "rules", "sources", "state", "papers"},
 }
-EVERYWHERE = {"errors", "own", "safe_path"}
+EVERYWHERE = {"errors", "guarded", "own", "safe_path"}
 
 
 def imported(path: Path) -> set[str]:

@@ -357,7 +357,7 @@ def test_what_cannot_come_back_is_not_saved(tmp_path):
 
 
 def test_a_header_too_large_for_other_readers_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "_MAX_NAMES", 1000)
+    monkeypatch.setenv("UNDRIFT_LIMITS", "names_bytes=1000")
     with pytest.raises(CheckpointError, match="Put large values into `tensors`"):
         CheckpointFolder(tmp_path).save(1, {}, {"a": "x" * 1000}, {})
 

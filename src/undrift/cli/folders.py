@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from undrift.experiment.measure import watched
 from undrift.experiment.spec import Experiment
 from undrift.experiment.tables import override
 from undrift.experiment.world import build
+from undrift.guarded.text import read_json
 from undrift.report.results import Reported, write_results
 
 
@@ -95,7 +95,7 @@ def _order(folder: Path, baseline: str | None, labels: list[str]) -> list[str]:
         raise unknown_name("variant", baseline, sorted(set(labels)), str(folder))
     before: list[str] = []
     with suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads((folder / "comparison.json").read_text("utf-8"))
+        found = read_json(folder / "comparison.json")
         before = [str(line["label"]) for line in found["variants"]]
     return [*([baseline] if baseline else []), *before]
 

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from undrift.errors import ConfigError, MissingExtra
+from undrift.guarded.text import read_bytes
 from undrift.state import disk
 
 try:
     from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -105,8 +107,8 @@ def node_key() -> tuple[bytes, bytes]:
 def pem_of(public: Path) -> str:
     """Read a public key of ssh's form as PEM, which is how Flower compares keys."""
     try:
-        key = serialization.load_ssh_public_key(public.read_bytes())
-    except (OSError, ValueError) as error:
+        key = serialization.load_ssh_public_key(read_bytes(public, "key_bytes"))
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(
             f"{public} is no public key: `ssh-keygen -t ecdsa -b 384` makes one ({error})"
         ) from error
@@ -119,8 +121,9 @@ def pem_of(public: Path) -> str:
 def expiry(certificate: Path) -> datetime.datetime:
     """Tell until when a certificate is valid."""
     try:
-        return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
-    except (OSError, ValueError) as error:
+        found = x509.load_pem_x509_certificate(read_bytes(certificate, "key_bytes"))
+        return found.not_valid_after_utc
+    except (OSError, ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise ConfigError(f"{certificate} is no certificate ({error})") from error
 
 

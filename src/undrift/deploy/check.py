@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import socket
 import ssl
@@ -19,6 +18,7 @@ from undrift.deploy.local import flower_environment, last_lines
 from undrift.errors import UndriftError
 from undrift.federated.project import Project, read_project
 from undrift.federated.running import CHECKED
+from undrift.guarded.text import read_json
 
 SOON = datetime.timedelta(days=7)
 SECONDS = 180.0  # for greeting everybody
@@ -110,7 +110,7 @@ def _greeted(place: Path, project: Project, home: Path) -> Iterator[Finding]:
         if not found.is_file():
             yield Finding(False, f"the app did not run: {last_lines(said)}")
             return
-        told: dict[str, Any] = json.loads(found.read_text())
+        told: dict[str, Any] = read_json(found)
     sizes = {int(client): int(size) for client, size in told["sizes"].items()}
     causes = {client: cause for client, cause in told["refused"] if client is not None}
     for client in range(project.clients):

@@ -17,6 +17,7 @@ from typing import Any
 
 from undrift.deploy.local import flower_environment
 from undrift.errors import FederationError, MissingExtra
+from undrift.guarded.text import read_json
 
 FLOWER, ENDED = "FLWR_HOME", "ended.json"
 _STARTED = re.compile(r"run(?:_id)? `?(\d{5,})")
@@ -72,7 +73,7 @@ def _streamed(command: list[str], environment: dict[str, str]) -> int:
 def _read(path: Path) -> str | None:
     """Give the app's last words: an error, or nothing; None if there are none."""
     try:
-        told: Any = json.loads(path.read_text("utf-8"))
+        told: Any = read_json(path)
         return str(told["error"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -27,6 +27,8 @@ from torch import nn
 from undrift.errors import ChangedExperiment, CheckpointError, ConfigError
 from undrift.experiment.history import History
 from undrift.experiment.tables import Table, differences, parse_table, write_table
+from undrift.guarded.limits import Unreadable
+from undrift.guarded.text import lines_of, parse_json, read_text
 from undrift.rules.policy import copy_of_policy, is_kept_policy, use_kept_policies
 from undrift.state import disk
 from undrift.state.checkpoint import CheckpointFolder
@@ -173,22 +175,29 @@ class RunFolder:
         """Read (record, where its line ends in the file)."""
         path, end = self.path / "rounds.jsonl", 0
         found: list[tuple[dict[str, Any], int]] = []
-        for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else []:
-            end += len(line)
-            record = _parse_line(line)
-            if record is None or record.get("round") != len(found) + 1:
-                break
-            found.append((record, end))
+        if not path.is_file():
+            return found
+        try:
+            with path.open("rb") as file:
+                for line in lines_of(file):
+                    end += len(line)
+                    record = _parse_line(line)
+                    if record is None or record.get("round") != len(found) + 1:
+                        break
+                    found.append((record, end))
+        except (OSError, Unreadable) as error:
+            raise CheckpointError(f"cannot read {path}: {error}") from error
         return found
 
     def damage(self) -> str:
         """Say where the sound rounds end, and why there."""
         path, lines = self.path / "rounds.jsonl", self._lines()
         end = lines[-1][1] if lines else 0
-        rest = path.read_bytes()[end:].splitlines(keepends=True) if path.is_file() else []
-        if not rest:
+        if not path.is_file() or path.stat().st_size == end:
             return f"it ends after line {len(lines)}"
-        record, number = _parse_line(rest[0]), len(lines) + 1
+        with path.open("rb") as file:
+            file.seek(end)
+            record, number = _parse_line(next(lines_of(file), b"")), len(lines) + 1
         if record is None:
             return f"line {number} is not whole"
         return f"line {number} tells of round {record.get('round')!r}"
@@ -208,10 +217,11 @@ class RunFolder:
         self.check_rounds(rounds)
         kept = self._lines()[:rounds]
         path = self.path / "rounds.jsonl"
-        whole = path.read_bytes() if path.is_file() else b""
         end = kept[-1][1] if kept else 0
-        if len(whole) != end:
-            disk.write_atomically(path, [whole[:end]])
+        if path.is_file() and path.stat().st_size != end:
+            with path.open("rb") as file:
+                sound = file.read(end)
+            disk.write_atomically(path, [sound])
         self.close()
         return History(tuple(record for record, _ in kept))
 
@@ -327,15 +337,15 @@ def _device(table: Table) -> Any:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(path, "json_bytes")
+    except (OSError, Unreadable) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
 
 
 def _parse_json(text: str, place: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
-    except ValueError as error:
+        found = parse_json(text)
+    except Unreadable as error:
         found = error
     if not isinstance(found, dict):
         raise CheckpointError(
@@ -347,8 +357,8 @@ def _parse_json(text: str, place: str) -> dict[str, Any]:
 
 def _parse_line(line: bytes) -> dict[str, Any] | None:
     try:
-        found = json.loads(line) if line.endswith(b"\n") else None
-    except ValueError:
+        found = parse_json(line) if line.endswith(b"\n") else None
+    except Unreadable:
         return None
     return found if isinstance(found, dict) else None
 

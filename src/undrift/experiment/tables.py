@@ -5,17 +5,17 @@ from __future__ import annotations
 import copy
 import math
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from undrift.errors import ConfigError
+from undrift.guarded.limits import Unreadable
+from undrift.guarded.text import parse_toml, read_text
 
 Table = dict[str, Any]
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
-_LARGEST = 4_000_000  # bytes; an experiment file is a page of text
 
 
 def read_table(path: Path) -> Table:
@@ -23,15 +23,13 @@ def read_table(path: Path) -> Table:
     try:
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path} is no file: an experiment is a text file of its own")
-        size = path.stat().st_size
-        if size > _LARGEST:
-            raise ConfigError(f"{path} has {size} bytes: that is no experiment file")
-        return parse_table(path.read_text("utf-8-sig"), str(path))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no text file (byte {error.start} is not UTF-8)") from error
+        text = read_text(path, "toml_bytes")
+    except Unreadable as error:
+        raise ConfigError(f"{path} is no experiment file: {error}") from error
     except OSError as error:
         cause = (error.strerror or str(error)).lower()
         raise ConfigError(f"cannot read the experiment file {path}: {cause}") from error
+    return parse_table(text, str(path))
 
 
 def parse_table(text: str, place: str) -> Table:
@@ -41,8 +39,8 @@ def parse_table(text: str, place: str) -> Table:
     {'rounds': 3}
     """
     try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        return parse_toml(text)
+    except Unreadable as error:
         raise ConfigError(f"{place}: this is not TOML: {error}") from error
 
 
@@ -70,16 +68,16 @@ def parse_value(text: str) -> Any:
     (True, 'fedavg', [1, 2], {'use': 'mlp'})
     """
     try:
-        found = tomllib.loads(f"value = {text}")
+        found = parse_toml(f"value = {text}")
         if set(found) == {"value"}:
             return found["value"]
-    except tomllib.TOMLDecodeError:
+    except Unreadable:
         pass
     if "," in text and not text.lstrip().startswith(("[", "{", '"', "'")):
         return [parse_value(part.strip()) for part in text.split(",") if part.strip()]
     if text.startswith(("[", "{", '"', "'")):
         raise ConfigError(
-            f"cannot read the value {text!r}: inside brackets it must be TOML, with quotes around "
+            f"cannot read the value {text[:200]!r}: inside brackets it must be TOML, quotes around "
             "words and every bracket closed"
         )
     return text

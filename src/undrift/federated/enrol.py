@@ -16,6 +16,7 @@ from undrift.federated.grid import Ask, Grid
 from undrift.federated.letters import ANYBODY, FRESH, Down, DownOwn, words
 from undrift.federated.server import Members
 from undrift.federated.wire import Form, pack
+from undrift.guarded.text import read_json
 from undrift.state import disk
 
 log = logging.getLogger("undrift")
@@ -128,7 +129,7 @@ def read_record(path: Path) -> Record | None:
     if not path.is_file():
         return None
     try:
-        told = json.loads(path.read_text())
+        told = read_json(path)
         sizes = {int(c): int(n) for c, n in told["sizes"].items()}
         nodes = {int(c): int(n) for c, n in told["nodes"].items()}
         return Record(str(told["run"]), Members(nodes, sizes, int(told["clients"])))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from undrift.core.tree import Tree, leaves, named_leaves, tree_map
 from undrift.errors import UndriftError
+from undrift.guarded.text import parse_json
 from undrift.state.codes import CODES, DTYPES
 
 MARK = "undrift"  # the key of our words in safetensors' own metadata
@@ -163,7 +164,7 @@ def _front(data: bytes, most: int) -> tuple[About, dict[str, Any], int]:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    found = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
+    found = parse_json(text, _once, _no_constant)
     if not isinstance(found, dict):
         raise ValueError("not a table")
     return found

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from undrift.guarded.text import parse_json
 from undrift.kernels.own_files import make_own_folder, open_ours
 
 log = logging.getLogger("undrift")
@@ -87,7 +88,7 @@ def _read(path: Path, shipped: bool = False) -> dict[str, Any]:
     if path not in _known:
         try:
             with open(path if shipped else open_ours(path), "rb") as file:
-                found = json.loads(file.read(LARGEST))
+                found = parse_json(file.read(LARGEST))
         except (OSError, ValueError, RecursionError):
             found = {}
         _known[path] = found if isinstance(found, dict) else {}

@@ -15,6 +15,7 @@ from undrift.experiment.folder import RunFolder
 from undrift.experiment.history import History
 from undrift.experiment.pool import Task
 from undrift.experiment.spec import Experiment
+from undrift.guarded.text import read_json
 from undrift.papers.plan import Options
 from undrift.papers.records import UNFINISHED
 from undrift.papers.scores import compared, curve, printed, score
@@ -35,7 +36,7 @@ class About:
     def read(self) -> dict[str, Any]:
         """Read what is known; what is damaged is not."""
         try:
-            found = json.loads(self.path.read_text("utf-8"))
+            found = read_json(self.path)
         except (OSError, ValueError, RecursionError):
             found = {}
         known = found.items() if isinstance(found, dict) else ()
@@ -188,7 +189,7 @@ def _made_with(folder: Path, experiment: Experiment) -> Entry:
 def _starts(folder: Path) -> list[dict[str, Any]]:
     path = RunFolder(folder).path / "environment.json"
     try:
-        found = json.loads(path.read_text("utf-8"))["starts"]
+        found = read_json(path)["starts"]
     except (OSError, ValueError, KeyError, TypeError):
         return []
     return found if isinstance(found, list) else []

@@ -16,6 +16,7 @@ from typing import Any
 
 from undrift.errors import DataError
 from undrift.experiment.family import is_figure, paper_files, settings_of
+from undrift.guarded.text import read_json
 from undrift.state.disk import make_directory, write_atomically
 
 log = logging.getLogger("undrift")
@@ -38,7 +39,7 @@ def read_records(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return empty
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = read_json(path)
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read ({error}): restore it, or move it away") from error
     if not (isinstance(found, dict) and "cells" in found and all(_sound(found, n) for n in LISTS)):

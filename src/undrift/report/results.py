@@ -18,6 +18,7 @@ from undrift.experiment.pool import run_folder
 from undrift.experiment.spec import Experiment
 from undrift.experiment.tables import write_table
 from undrift.experiment.world import deal
+from undrift.guarded.text import read_json
 from undrift.own import foreign_names
 from undrift.report.curves import draw_curves, metric_label
 from undrift.report.page import write_page
@@ -191,7 +192,7 @@ def _facts(runs: Sequence[Reported], out: Path) -> tuple[tuple[str, str], ...]:
     with suppress(UndriftError, OSError, ValueError, KeyError, IndexError, TypeError):
         # facts are a courtesy
         place = open_run(run_folder(out, first)).path / "environment.json"
-        start = dict(json.loads(place.read_text())["starts"][0])
+        start = dict(read_json(place)["starts"][0])
         named = ("at", "device", "gpu", "cpus", "torch", "python", "system")
         facts += [(n, str(start[n])) for n in named if start.get(n) is not None]
     return tuple(facts)

@@ -23,12 +23,16 @@ from torch import Tensor
 
 from undrift.core.tree import record, static
 from undrift.errors import PolicyError, unknown_name
+from undrift.guarded.text import parse_json
 
 FORMAT = "1"
 SUFFIX = ".safetensors"
 KEPT = "policy-"  # how the names of copies begin
 MOST_BYTES = 16_000_000  # a policy is small; anything larger is something else
 
+
+# what a table of names and settings that makes no sense raises when it is taken apart
+_SENSELESS = (LookupError, TypeError, AttributeError, ValueError, RuntimeError, struct.error)
 
 _copies: dict[str, Path] = {}  # by digest: policies that runs have kept beside their numbers
 
@@ -278,24 +282,17 @@ def decode_policy(data: bytes, place: str) -> Agent:
     """Read the bytes of a policy file."""
     try:
         (length,) = struct.unpack("<Q", data[:8])
-        about = json.loads(data[8 : 8 + length])["__metadata__"]
+        about = parse_json(data[8 : 8 + length])["__metadata__"]
         text, digest, form = about["about"], about["sha256"], about["undrift-policy"]
         tensors = read_tensors(data)
-        told = json.loads(text)
-    except (
-        SafetensorError,
-        ValueError,
-        KeyError,
-        TypeError,
-        RecursionError,
-        struct.error,
-    ) as error:
+        told, found = parse_json(text), _digest(tensors, text)
+    except (SafetensorError, *_SENSELESS) as error:
         raise PolicyError(
             f"{place} is no policy file, or it was cut off ({type(error).__name__}): copy it again"
         ) from error
     if form != FORMAT:
         raise PolicyError(f"{place} has format {form!r}; this version of undrift reads {FORMAT!r}")
-    if _digest(tensors, text) != digest:
+    if found != digest:
         raise PolicyError(f"{place} is not as it was written, its digest differs: copy it again")
     steering = _steering(told, place)
     return Agent(_layers(tensors, steering, place), steering, told.get("trained", {}), digest)
@@ -318,7 +315,7 @@ def _steering(told: dict[str, Any], place: str) -> Steering:
         if action == "value":
             del given["reach"]
         return Steering(**given, scale=told["scale"], action=action)
-    except (KeyError, TypeError, ValueError) as error:
+    except _SENSELESS as error:
         raise PolicyError(f"{place} does not say what it steers: {error}") from error
 
 

@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 
 from undrift.errors import ChangedExperiment, CheckpointError, ConfigError, CorruptCheckpoint
+from undrift.guarded.limits import check, limit
+from undrift.guarded.text import parse_json
 from undrift.state import disk
 from undrift.state.codes import CODES, DTYPES
 from undrift.state.plain import differences, from_json, to_json, told
@@ -32,7 +34,6 @@ MAGIC = b"\x89UNDRIFT"
 FORMAT = 1
 _LEAD = struct.Struct("<8sIQ")  # magic, version, length of the payload
 _HEADER_SIZE = _LEAD.size + 32
-_MAX_NAMES = 100_000_000  # what readers of safetensors accept as the table of names
 _FILE_NAME = re.compile(r"round-(\d{8,})\.undrift")
 
 
@@ -194,7 +195,7 @@ def read(path: Path) -> Checkpoint:
         raise disk.failure("read", path, error, "Nothing was changed") from error
     try:
         found = _decode(payload)
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise _corrupt(path, f"its payload makes no sense ({error})") from error
     named = _FILE_NAME.fullmatch(path.name)
     if named and int(named[1]) != found.round:
@@ -252,10 +253,10 @@ def _encode(tensors: Mapping[str, Tensor], about: dict[str, str]) -> Iterator[by
         }
     text = json.dumps(table).encode()
     text += b" " * (-len(text) % 8)
-    if len(text) > _MAX_NAMES:
+    if len(text) > limit("names_bytes"):
         raise CheckpointError(
-            f"`meta` and `config` take {len(text)} bytes as JSON, the format allows {_MAX_NAMES}. "
-            "Put large values into `tensors`."
+            f"`meta` and `config` take {len(text)} bytes as JSON, at most {limit('names_bytes')} "
+            "are read back. Put large values into `tensors`."
         )
     payload: list[bytes | memoryview] = [struct.pack("<Q", len(text)), text, *body]
     lead = _LEAD.pack(MAGIC, FORMAT, 8 + len(text) + end)
@@ -280,19 +281,30 @@ def _bytes_of(name: str, tensor: Tensor) -> memoryview:
 
 def _decode(payload: bytes) -> Checkpoint:
     start = 8 + int.from_bytes(payload[:8], "little")
-    table = json.loads(payload[8:start])
+    check("names_bytes", "bytes of names and settings", start - 8)
+    table = parse_json(payload[8:start])
     about = table.pop("__metadata__")
     body = memoryview(payload)[start:]
+    _check_tiles([entry["data_offsets"] for entry in table.values()], len(body))
     tensors = {name: _tensor_of(entry, body) for name, entry in table.items()}
     meta, config = from_json(about["meta"]), from_json(about["config"])
     return Checkpoint(int(about["round"]), tensors, meta, config)
 
 
+def _check_tiles(places: list[list[int]], length: int) -> None:
+    """Refuse gaps and overlaps: tensors that share bytes take more memory than the file has."""
+    end = 0
+    for start, stop in sorted(places):
+        if start != end or stop < start:
+            raise ValueError(f"a tensor starts at byte {start} instead of {end}")
+        end = stop
+    if end != length:
+        raise ValueError(f"{length} bytes of tensors where {end} are described")
+
+
 def _tensor_of(entry: dict[str, Any], body: memoryview) -> Tensor:
     start, end = entry["data_offsets"]
     dtype = DTYPES[entry["dtype"]]
-    if not 0 <= start <= end <= len(body):
-        raise ValueError(f"offsets {start}..{end} in {len(body)} bytes")
     # A fresh copy: kernels may round differently on memory that is aligned differently.
     data = bytearray(body[start:end])
     empty = torch.empty(0, dtype=dtype)  # frombuffer refuses an empty buffer

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from undrift.errors import CheckpointError
+from undrift.guarded.limits import Unreadable
+from undrift.guarded.text import check_json, parse_json
 
 _FLOAT = "$float"  # JSON has no NaN and no infinity: {"$float": "nan"} stands for it
 ABSENT = "(absent)"
@@ -25,12 +27,17 @@ class Change(NamedTuple):
 
 def to_json(value: Any, place: str) -> str:
     """Write dicts, lists, strings, numbers, booleans, None; `place` names the value in errors."""
-    return json.dumps(_to_plain(value, place), allow_nan=False)
+    text = json.dumps(_to_plain(value, place), allow_nan=False)
+    try:
+        check_json(text)  # what could not be read back is not written
+    except Unreadable as error:
+        raise CheckpointError(f"{place} cannot be kept in a checkpoint ({error})") from error
+    return text
 
 
 def from_json(text: str) -> Any:
     """Undo `to_json`; tuples have become lists."""
-    return json.loads(text, object_hook=_read_float)
+    return parse_json(text, _read_float)
 
 
 def _to_plain(value: Any, place: str) -> Any:
@@ -57,7 +64,8 @@ def _checked_key(key: Any, place: str) -> str:
     return key
 
 
-def _read_float(found: dict[str, Any]) -> Any:
+def _read_float(pairs: list[tuple[str, Any]]) -> Any:
+    found = dict(pairs)
     return float(found[_FLOAT]) if found.keys() == {_FLOAT} else found
 
 

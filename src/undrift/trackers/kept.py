@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from undrift.experiment.events import RunInfo
+from undrift.guarded.text import read_json
 from undrift.state.disk import write_atomically
 
 
@@ -21,7 +22,7 @@ def recall(run: RunInfo, tracker: str) -> Kept | None:
     """Read what was kept; None for a run that this tracker has not seen."""
     path = _path(run, tracker)
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path else None
+        found = read_json(path) if path else None
         return Kept(str(found["id"]), int(found["round"])) if found else None
     except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged: a new one is made
         return None

@@ -118,11 +118,15 @@ class Trainer:
         self.engine.check(algorithm, start, self.roster.lookers(0), first)
         if enrolled is None and any(overrides(p, "check") for p in algorithm.everything):
             self.engine.admit(algorithm, start, self.roster.longest())
+        self._ready({"engine": engine, "state": state})
+
+    def _ready(self, described: dict[str, Any]) -> None:
+        """Have what every trainer has, wherever its clients are."""
         self._judge = Judge(self.engine)
         self._trained: Trained | None = None  # of the last round, where the engine still has them
         self._traffic: dict[tuple[int, int, int], Traffic] = {}
         self._warned: set[str] = set()  # what is said once in a run
-        self._described = {"engine": engine, "state": state}
+        self._described = described
         self._album = Album()
         self.portraits()  # now: training may change what a loss or a rule remembers
 

@@ -22,7 +22,6 @@ from undrift.federated.checks import Limits
 from undrift.federated.exchange import Bytes, Exchange, Patience, Refusal, RefusalLog
 from undrift.federated.grid import Grid
 from undrift.federated.remote import NEVER, Remote, example_sizes, record_of
-from undrift.judging import Judge
 from undrift.roster import Roster
 from undrift.rounds import Advance, Opened
 from undrift.state.keeper import Keeper
@@ -97,10 +96,7 @@ class Coordinator(Trainer):
         start = init_server(algorithm, *task.initial(), self.sizes)
         self._present = Present(start, 0, self.store.visible)
         self._check(algorithm, start)
-        self._judge = Judge(self.engine)
-        self._trained = None
-        self._traffic, self._warned = {}, set()
-        self._described = {"engine": "remote", "state": "nodes", "run": run, "plan": plan}
+        self._ready({"engine": "remote", "state": "nodes", "run": run, "plan": plan})
         self._empty = 0  # rounds in a row that nobody took part in
 
     def _check(self, algorithm: Algorithm, start: Server) -> None:

@@ -27,6 +27,7 @@ from undrift.data import (
 from undrift.engines.engine import Assignment
 from undrift.engines.sums import summing_order
 from undrift.errors import ConfigError, DataError
+from undrift.identity import same
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -68,11 +69,13 @@ class Roster:
         """Whether both choose the same cohorts with the same work, round by round."""
         mine, theirs = self.federation, other.federation
         return (
-            (self.seeds.run, self.dtype, self.sampler, self.work)
-            == (other.seeds.run, other.dtype, other.sampler, other.work)
-            and (mine.arrival, mine.device) == (theirs.arrival, theirs.device)
+            (self.seeds.run, self.dtype, mine.device)
+            == (other.seeds.run, other.dtype, theirs.device)
             and torch.equal(mine.sizes, theirs.sizes)
             and np.array_equal(self.enrolled, other.enrolled)
+            and same(self.sampler, other.sampler)
+            and same(self.work, other.work)
+            and same(mine.arrival, theirs.arrival)
         )
 
     def known(self, ids: Iterable[int]) -> set[int]:

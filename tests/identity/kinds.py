@@ -693,19 +693,19 @@ made = dict(module=net)
     "a frozen parameter": Kind(
         """
 net = nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 3))
-nn.init.constant_(net[1].weight, <v>).requires_grad_(False)
-net[1].weight.requires_grad_(False)
+net[1].weight = nn.Parameter(<v> * torch.eye(3), requires_grad=False)
 made = dict(module=net)
 """,
         "task.module.1.weight",
     ),
     "which parameters are trained": Kind(
         """
-net = nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 3))
-net[1 if <v> == 1 else 0].requires_grad_(False)
+net = nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+net[0].requires_grad_(False)
+net[int(<v>)].requires_grad_(False)
 made = dict(module=net)
 """,
-        "task.module.0.bias",
+        "task.module.1.bias",
     ),
     "a method that was put into a class of torch's": Kind(
         """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from numbers import Real
 from typing import Any, NamedTuple, TypeVar, dataclass_transform
@@ -164,8 +164,41 @@ def _check_alike(
     kind: type, tree: Tree, others: tuple[Tree, ...], fixed: Sequence[str] = ()
 ) -> None:
     for other in others:
-        if type(other) is not kind or any(getattr(other, n) != getattr(tree, n) for n in fixed):
+        if type(other) is not kind or any(_differ(other, tree, n) for n in fixed):
             raise ValueError(f"trees differ: {tree!r} and {other!r}")
+
+
+def _differ(one: Any, other: Any, name: str) -> bool:
+    a, b = getattr(one, name), getattr(other, name)
+    return a is not b and bool(a != b)
+
+
+def records(tree: Tree) -> Iterator[tuple[Any, list[Any]]]:
+    """Find every record of a tree with its static values, and whatever is neither tree nor leaf."""
+    kind = type(tree)
+    if kind in _RECORDS:
+        branches, fixed = _RECORDS[kind]
+        yield tree, [getattr(tree, name) for name in fixed]
+        parts: Any = [getattr(tree, name) for name in branches]
+    elif isinstance(tree, tuple | list):
+        parts = tree
+    elif kind is dict:
+        parts = tree.values()
+    else:
+        parts = ()
+        if tree is not None and kind not in _LEAVES:
+            yield tree, []
+    for part in parts:
+        yield from records(part)
+
+
+def is_whole(tree: Tree) -> bool:
+    """Whether a tree is all in its leaves and static fields, so that it can be made again."""
+    return all(
+        type(one) in _RECORDS
+        and vars(one).keys() == {n for some in _RECORDS[type(one)] for n in some}
+        for one, _ in records(tree)
+    )
 
 
 def leaves(tree: Tree) -> list[Any]:

@@ -26,7 +26,7 @@ from undrift.core.history import Extent
 from undrift.core.round import shares_gradient
 from undrift.core.rule import ClientInfo
 from undrift.core.task import Batch, Task
-from undrift.core.tree import EMPTY, Tree, structure, tree_map, where_rows
+from undrift.core.tree import EMPTY, Tree, tree_map, where_rows
 from undrift.core.views import Carry
 from undrift.data.work import Work
 from undrift.engines.beginning import Beginning
@@ -38,6 +38,7 @@ from undrift.engines.examples import Examples
 from undrift.engines.graphs import Buffers, Piece, copied, graph_pool
 from undrift.engines.group import Group, Servers, client_structure, split
 from undrift.engines.lanes import IDLE, Lanes, cohorts, lanes_for
+from undrift.engines.likeness import Likeness
 from undrift.engines.linear_end import LinearEnd, Opened
 from undrift.engines.loading import STEPS, Loading
 from undrift.engines.looks import Looks
@@ -68,7 +69,7 @@ class DeviceRound:
         self.crews = [
             Crew(inside, Group([algos[i] for part in inside for i in part], self.task, self.device))
             for inside in (
-                grouped(crew, lambda i: structure(algos[i]))
+                grouped(crew, lambda i: Likeness(algos[i]))
                 for crew in grouped(order, lambda i: client_structure(algos[i]))
             )
         ]

@@ -40,11 +40,12 @@ from undrift.core.round import (
 from undrift.core.rule import ClientInfo, Rule
 from undrift.core.server import checked_round
 from undrift.core.task import Batch, Task
-from undrift.core.tree import EMPTY, Tree, leaves, stack, structure, tree_map
+from undrift.core.tree import EMPTY, Tree, leaves, stack, tree_map
 from undrift.core.views import Carry
 from undrift.engines.engine import by_client
 from undrift.engines.fused import Fused
 from undrift.engines.graphs import apart, copy_into, write_over
+from undrift.engines.likeness import Likeness, all_the_same
 from undrift.errors import TaskError
 
 MOST_TERMS = 64  # of a sum that is written out: the compiler takes a minute for a hundred
@@ -70,7 +71,7 @@ class Alike:
 
     def __init__(self, algos: Sequence[Algorithm], device: torch.device) -> None:
         self.algo, self.size = algos[0], len(algos)
-        same = all(algo == algos[0] for algo in algos)
+        same = all_the_same(list(algos))
         # numbers that differ become tensors with an axis for experiments
         self.numbers = None if same else tree_map(lambda v: v.to(device), stack(list(algos)))
 
@@ -331,7 +332,7 @@ def with_server(algo: Algorithm, server: Rule) -> Algorithm:
 
 def client_structure(algo: Algorithm) -> Any:
     """Describe what clients see of an algorithm; equal descriptions can share a `Group`."""
-    return structure((algo.rules, algo.local, algo.aggregate)), algo.needs_path
+    return Likeness((algo.rules, algo.local, algo.aggregate)), algo.needs_path
 
 
 def masked_sum(rows: Tensor, accepted: Tensor) -> Tensor:

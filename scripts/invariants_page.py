@@ -41,7 +41,8 @@ CLOSING = """
   needs equal sizes.
 - I-31: what is left is sqrt(1 - beta2) D |D| / tau. It falls with the square of the update.
 - I-35: an average (1 - beta) g + beta m is g for beta = 0; Adam's moments are not, for they divide.
-- I-40: a single client of rFedAvg+ has nobody else to take features from; its own mean stands in.
+- I-40: a single client of rFedAvg+ has nobody else to take features from and is not pulled, as in
+  rFedAvg. N equal clients are pulled to the mean that all of them have: as one with `include_self`.
 - I-43: a round is affine there. Its matrix is read off undrift's own rounds and applied 4000 times;
   twelve real rounds agree with it to 1e-12.
 - I-47: weights and sizes travel too and are counted, one float each: FedAvg sends n + 1 up.

@@ -32,7 +32,7 @@ def test_i40_identical_clients_behave_as_one(mlp, name):
     batches = {(r, i): b[r, 0] for r in range(5) for i in range(5)}
     watched = replace(algo, rules=(LastModel(), *algo.rules))
     five = run(many, everyone, batches, watched, feature="1")
-    if name == "rfedavg_plus":  # alone there is nobody else: the own mean stands for the others'
+    if name == "rfedavg_plus":  # alone there is nobody else, and no pull without the own mean
         algo = replace(algo, rules=(fl.RFedAvgPlus(include_self=True),))
     below(f"I-40 {name}", gap(run(alone, once, b, algo, feature="1"), five), 1e-12)
     for states in five.clients:

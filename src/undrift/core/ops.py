@@ -55,7 +55,7 @@ class Pass:
     key: Tensor | None = None  # [] int64, the randomness of this pass; None: there is none
     training: bool = False
     new_buffers: dict[str, Tensor] = field(default_factory=dict)  # by full name, after the pass
-    notes: dict[str, Tensor] = field(default_factory=dict)  # what hooks want to hand out
+    notes: dict[str, Any] = field(default_factory=dict)  # what hooks want to hand out
     draws: dict[int, int] = field(default_factory=dict)  # how often a layer has drawn
     descent: Descent | None = None  # layers take their SGD step while going back: linear ones,
     #                                 and with a seam convolutions too

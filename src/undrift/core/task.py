@@ -37,7 +37,7 @@ from undrift.core.ops import (
     running,
 )
 from undrift.core.trouble import check_tensors, check_values_there, find_trouble
-from undrift.core.watching import watch
+from undrift.core.watching import check_features, check_gradient, watch
 from undrift.errors import ConfigError, TaskError, unknown_name
 
 __all__ = [
@@ -327,7 +327,10 @@ class Task:
         with torch.enable_grad():
             try:
                 w = w.detach().requires_grad_() if plain else w
-                out = self.forward(w, buffers, x, Pass(mask, key, True))
+                run = Pass(mask, key, True)
+                out = self.forward(w, buffers, x, run)
+                if self.feature is not None:
+                    self._check_features(self.feature, run, (w, buffers, x), plain)
                 learnable = self.mean_loss(out, batch).requires_grad or not plain
                 self.scores(out, batch)
                 trouble = find_trouble(self.module, x)
@@ -344,9 +347,24 @@ class Task:
             raise TaskError("the loss does not depend on the module: there is nothing to learn")
         if self.augment is not None:
             check_augment(self.augment, x)
-        if self.feature is not None and out.features is None:
-            raise TaskError(f"the feature layer {self.feature!r} is never called in forward()")
         return 0 if out.features is None else out.features[0].numel()
+
+    def _check_features(
+        self, feature: str, run: Pass, at: tuple[Vec, Buffers, Tensor], plain: bool
+    ) -> None:
+        """Look at the features of this batch, of a longer one, and of another model."""
+        w, buffers, x = at
+        more = x[torch.arange(len(x) + 1, device=x.device) % len(x)]
+
+        def features(v: Vec, x: Tensor) -> Any:
+            mask = torch.ones(len(x), dtype=torch.bool, device=x.device)
+            return self.forward(v, buffers, x, Pass(mask, run.key, True)).features
+
+        here: Any = run.notes.get("features")
+        found = [(len(x), here), (len(more), features(w, more))]
+        check_features(feature, run.notes.get("calls", 0), found)
+        if plain:
+            check_gradient(feature, here, features(w.detach() + 0.01, x))
 
 
 def _aliases(module: nn.Module, named: Mapping[str, Tensor]) -> dict[str, str]:

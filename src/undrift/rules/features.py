@@ -94,10 +94,13 @@ class RFedAvgPlus(Rule):
     def personal(self, state: Tree, client: ClientInfo) -> Tree:
         at = torch.arange(len(state.known), device=state.known.device)
         weights = state.known if self.include_self else state.known * (at != client.id)
-        return weights @ state.rows / weights.sum().clamp(min=1)
+        mean = weights @ state.rows / weights.sum().clamp(min=1)
+        return torch.where(weights.sum() > 0, mean, torch.full_like(mean, torch.nan))
 
     def penalty(self, out: Output, view: ClientView) -> Tensor:
-        return self.strength * (batch_mean(out, view, self.noise) - view.personal).square().sum()
+        gap = batch_mean(out, view, self.noise) - view.personal
+        # nobody else is known: no pull, least of all to 0
+        return self.strength * torch.where(view.personal.isnan(), 0.0, gap).square().sum()
 
     def after_round(self, view: ClientView) -> Tree:
         return own_mean(view, self.noise, "after_round", self.batch)

@@ -88,6 +88,8 @@ def pairwise_value(
 ) -> float:
     """rFedAvg: (1/|J|) sum_j ||mean phi - delta_j||^2."""
     mine = mean_phi(net, w, x, clip)
+    if not others:
+        return 0.0
     return sum(float(((mine - delta) ** 2).sum()) for delta in others) / len(others)
 
 
@@ -195,8 +197,10 @@ def rfedavg_plus(
         old = x
         models = {}
         for i in usable(world, sampled):
-            centre = np.mean(_others(table, i, include_self), axis=0)
-            direction = _centred_direction(world, net, i, strength, centre, clip)
+            others = _others(table, i, include_self)
+            pull = strength if others else 0.0  # alone there is nobody to be pulled to
+            centre = np.mean(others, axis=0) if others else np.zeros(0)
+            direction = _centred_direction(world, net, i, pull, centre, clip)
             models[i] = walk(x, batches[r, i], local, r, direction)
         models = finite_only(models)
         if models:

@@ -23,6 +23,7 @@ from undrift.engines.turns import Shape
 from undrift.engines.vectorised import SLOTS, Vectorised
 from undrift.errors import ConfigError, UndriftError
 from undrift.identity import same, unlike
+from undrift.interrupts import uninterrupted
 from undrift.rounds import Advance, Opened, Reading, RoundResult
 from undrift.trainer import Trainer
 
@@ -96,7 +97,8 @@ class Fleet:
             server, outcome = _engine(trainer).take(trainer.algorithm, turn, done)
             finished.append(trainer.finished(one, server, outcome))
         # all or nobody: whoever falls back takes the round again
-        return [take() for take in finished]
+        with uninterrupted():
+            return [take() for take in finished]
 
     def _opened(self) -> list[Opened]:
         """Open a round of everybody; trainers that draw the same cohort draw it once."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,8 +19,10 @@ from undrift.cli import main
 from undrift.core.tree import replace
 from undrift.errors import ChangedExperiment, CheckpointError, ConfigError
 from undrift.experiment.folder import RunFolder
+from undrift.interrupts import SIGNALS
 from undrift.rules.policy import Policy, encode_policy, read_policy
 from undrift.rules.steered import chosen
+from undrift.state.checkpoint import CheckpointFolder
 
 pytest.importorskip("gymnasium")
 pytest.importorskip("stable_baselines3")
@@ -73,6 +76,24 @@ def test_a_training_that_goes_on_is_the_one_that_was_never_stopped(trained, tmp_
         Training(*small("agent.target=0.8"), tmp_path)
     with pytest.raises(ConfigError, match=r"has done 3 rollouts, agent\.rollouts = 2"):
         Training(*small(), tmp_path)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_while_a_rollout_is_saved_comes_after_it(tmp_path, monkeypatch, number):
+    save = CheckpointFolder.save
+
+    def noisy(*given):
+        signal.raise_signal(number)
+        return save(*given)
+
+    before = signal.signal(number, signal.default_int_handler)
+    try:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(CheckpointFolder, "save", noisy)
+            Training(*small(), tmp_path).run(nothing)
+    finally:
+        signal.signal(number, before)
+    assert len(Training(*small(), tmp_path).history) == 1
 
 
 def test_episodes_in_which_nobody_would_act_are_refused():

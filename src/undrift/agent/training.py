@@ -24,6 +24,7 @@ from undrift.agent.settings import AgentSettings
 from undrift.core.random import host_fold
 from undrift.errors import ConfigError
 from undrift.experiment.spec import Experiment
+from undrift.interrupts import Shield
 from undrift.state.checkpoint import CheckpointFolder
 
 Layers = tuple[tuple[Tensor, Tensor], ...]
@@ -42,6 +43,7 @@ class Training:
         with _own_chance(settings.seed, 0):
             self.model = _ppo(self.vector, settings)
         self.history: list[dict[str, Any]] = []
+        self._saved = 0  # rollouts that a checkpoint holds
         self._checkpoints = CheckpointFolder(folder / KEPT)
         self._resume()
 
@@ -55,16 +57,19 @@ class Training:
 
         One is taken in any case: who has little time goes on all the same.
         """
-        begun = len(self.history)
-        while not self.done and not (len(self.history) > begun and stop()):
-            started = time.perf_counter()
-            number = len(self.history) + 1
-            with _own_chance(self.settings.seed, number):
-                found = self._rollout(number)
-            found["seconds"] = time.perf_counter() - started
-            self.history.append(found)
-            self._save(number)
-            told(found)
+        begun = self._saved = len(self.history)
+        with Shield(lambda: self._saved < len(self.history)) as shield:
+            while not self.done and not (len(self.history) > begun and stop()):
+                started = time.perf_counter()
+                number = len(self.history) + 1
+                with _own_chance(self.settings.seed, number):
+                    found = self._rollout(number)
+                found["seconds"] = time.perf_counter() - started
+                self.history.append(found)
+                self._save(number)
+                self._saved = number
+                told(found)
+                shield.release()
         return self.done
 
     def _rollout(self, number: int) -> dict[str, Any]:

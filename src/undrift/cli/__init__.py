@@ -24,10 +24,13 @@ from undrift.cli import (
 )
 from undrift.cli.common import printable
 from undrift.errors import UndriftError
+from undrift.interrupts import StoppedAtOnce, stop_on_signals
 from undrift.version import __version__
 
 __all__ = ["main", "parser"]
 
+STOPPED = "stopped; what is done is kept, the same command goes on"
+AT_ONCE = "stopped at once; the same command goes on from the last checkpoint"
 EXAMPLES = """\
 first steps:
   undrift run digits                                  train FedAvg on the embedded digits
@@ -70,8 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         what = f"{error.strerror}: {str(error.filename)[:200]}" if error.filename else str(error)
         print(f"undrift: {printable(what)}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("undrift: stopped; what is done is kept, the same command goes on", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        at_once = isinstance(error, StoppedAtOnce)
+        with suppress(OSError):  # the terminal may be gone
+            print(f"undrift: {AT_ONCE if at_once else STOPPED}", file=sys.stderr)
         return 130
 
 
@@ -90,13 +95,9 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _set_up() -> None:
-    """Let `kill` stop as Ctrl-C does, and warnings be one line."""
+    """Let `kill` and a closed terminal stop as Ctrl-C does, and warnings be one line."""
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # child processes: no current folder on the path
     with suppress(ValueError):  # not in the main thread: somebody else handles signals
-        signal.signal(signal.SIGTERM, _stop)
+        stop_on_signals()
     logging.basicConfig(format="undrift: %(message)s", stream=sys.stderr)
     warnings.formatwarning = lambda message, *_, **__: f"undrift: {message}\n"
-
-
-def _stop(number: int, frame: object) -> None:
-    raise KeyboardInterrupt

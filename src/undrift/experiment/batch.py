@@ -11,16 +11,11 @@ from undrift.errors import UndriftError
 from undrift.experiment.events import Listener
 from undrift.experiment.folder import RunFolder
 from undrift.experiment.history import History
-from undrift.experiment.run import (
-    CHECKPOINT_SECONDS,
-    ExperimentJob,
-    Session,
-    info_of,
-    queued_records,
-    stretch,
-)
+from undrift.experiment.run import CHECKPOINT_SECONDS, ExperimentJob
+from undrift.experiment.session import Session, info_of, train
 from undrift.experiment.spec import Experiment
 from undrift.fleet import Fleet, parted
+from undrift.interrupts import Shield
 from undrift.rounds import Advance
 from undrift.trainer import Trainer
 
@@ -53,11 +48,15 @@ def run_together(
     with ExitStack() as locks:
         opened = [_opened(*task, locks, listeners, checkpoint_seconds, lean) for task in tasks]
         sessions = [one for one in opened if isinstance(one, Session)]
-        with ExitStack() as kept:
+        shield = Shield(lambda: any(session.torn for session in sessions))
+        with shield, ExitStack() as kept:
             for session in sessions:
                 kept.enter_context(session.kept())
-            _train(sessions, stop)
-        found = [_closed(one) if isinstance(one, Session) else one for one in opened]
+            for session in sessions:
+                if not session.left:
+                    session.close()  # it had all of its rounds before
+            _train(sessions, stop, shield)
+        found = [_ended(one) if isinstance(one, Session) else one for one in opened]
     return found
 
 
@@ -79,21 +78,19 @@ def _opened(
         return error
 
 
-def _closed(session: Session) -> History:
+def _ended(session: Session) -> History:
     """Tell listeners what has become of a run."""
     history = session.folder.history()
     if session.left:
         for listener in session.listeners:
             listener.failed(session.info, OutOfTime("its time is over; it can go on"))
         return history
-    if session.folder.summary() is None:  # it had all of its rounds before
-        session.close()
     for listener in session.listeners:
         listener.finished(session.info, history)
     return history
 
 
-def _train(sessions: Sequence[Session], stop: Callable[[], bool]) -> None:
+def _train(sessions: Sequence[Session], stop: Callable[[], bool], shield: Shield) -> None:
     """Train all of them, those with rounds left together."""
     while (left := [session for session in sessions if session.left]) and not stop():
         batches = parted([session.trainer for session in left])
@@ -102,27 +99,22 @@ def _train(sessions: Sequence[Session], stop: Callable[[], bool]) -> None:
         fewest = min(session.left for session in left)
         for batch in batches:
             own = [session for session in left if any(session.trainer is t for t in batch)]
-            _train_batch(own, fewest, stop)
+            _train_batch(own, fewest, stop, shield)
             for session in own:
                 if not session.left:
                     session.close()  # now: what comes after it may be stopped
 
 
-def _train_batch(sessions: Sequence[Session], rounds: int, stop: Callable[[], bool]) -> None:
+def _train_batch(
+    sessions: Sequence[Session], rounds: int, stop: Callable[[], bool], shield: Shield
+) -> None:
     """Train some runs for some rounds."""
     trainers = [session.trainer for session in sessions]
     fleet = Fleet(trainers) if len(trainers) > 1 else None
     while rounds and not stop():
-        count = min(rounds, *(stretch(s.job, s.trainer, s.measure) for s in sessions))
-        under_way = [_advance(fleet, trainers) for _ in range(count - 1)]
-        before = [trainer.server for trainer in trainers]
-        under_way.append(_advance(fleet, trainers))
-        queued = [
-            queued_records(session.job, session.measure, [step[i] for step in under_way], before[i])
-            for i, session in enumerate(sessions)
-        ]  # all of them, before the first is waited for
-        for session, records in zip(sessions, queued, strict=True):
-            session.take(records())
+        count = min(rounds, *(session.stretch for session in sessions))
+        train(sessions, lambda: _advance(fleet, trainers), count)
+        shield.release()
         rounds -= count
 
 

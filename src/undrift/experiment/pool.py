@@ -14,8 +14,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -24,9 +24,11 @@ from undrift.errors import ConfigError, UndriftError
 from undrift.experiment.batch import run_together
 from undrift.experiment.events import Listener, RunInfo
 from undrift.experiment.history import History
-from undrift.experiment.run import ExperimentJob, finished, info_of, run
+from undrift.experiment.run import ExperimentJob, finished, run
+from undrift.experiment.session import info_of
 from undrift.experiment.spec import Experiment
 from undrift.experiment.world import device_named
+from undrift.interrupts import Shield, StoppedAtOnce, deaf_children
 from undrift.safe_path import program_folder, shared_path
 
 log = logging.getLogger("undrift")
@@ -170,18 +172,20 @@ class Crew:
 
     def work(self) -> None:
         """Hand out tasks until none is left; stop workers whatever happens."""
-        try:
-            for number in range(len(self.workers)):
-                self._give(number)
-            while self.busy:
-                try:
-                    self._hear(*self.events.get(timeout=1.0))
-                except queue.Empty:
-                    self._refresh()
-        except BaseException:
-            self._stop(signal.SIGTERM)
-            raise
-        finally:
+        with Shield(lambda: False):
+            try:
+                for number in range(len(self.workers)):
+                    self._give(number)
+                while self.busy:
+                    try:
+                        self._hear(*self.events.get(timeout=1.0))
+                    except queue.Empty:
+                        self._refresh()
+            except BaseException as error:
+                self._stop(signal.SIGTERM)
+                if not self._dismiss() and isinstance(error, KeyboardInterrupt):
+                    raise StoppedAtOnce from error
+                raise
             self._dismiss()
         if self.errors:
             raise _together(self.errors, len(self.tasks))
@@ -266,7 +270,9 @@ class Crew:
             if worker.poll() is None:
                 worker.send_signal(how)
 
-    def _dismiss(self) -> None:
+    def _dismiss(self) -> bool:
+        """Let workers save and end; kill those that do not, and tell whether all did."""
+        willing = True
         for worker in self.workers:
             with suppress(OSError):
                 _pipe(worker.stdin).close()
@@ -274,31 +280,20 @@ class Crew:
             try:
                 worker.wait(PATIENCE)
             except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                willing = False
                 worker.kill()
                 worker.wait()
         for thread in self.listening:
             thread.join()
+        return willing
 
 
 def _start(threads: int) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     command = [sys.executable, "-P", "-c", WORKER, *shared_path()]
     pipe = subprocess.PIPE
-    with _deaf_to_ctrl_c():
+    with deaf_children():
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
-
-
-@contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    """Start children that ignore Ctrl-C from their first moment: their parent tells them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _pipe(end: IO[bytes] | None) -> IO[bytes]:

@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from undrift.core.algorithm import Server
 from undrift.data.checks import check_whole
 from undrift.describe import describe_test
-from undrift.errors import ChangedExperiment, ConfigError, DataError
-from undrift.experiment.environment import environment
-from undrift.experiment.events import Listener, RunInfo
+from undrift.errors import ConfigError, DataError
+from undrift.experiment.events import Listener
 from undrift.experiment.exam import Exam, Paper
 from undrift.experiment.folder import RunFolder
-from undrift.experiment.history import History, main_metric
+from undrift.experiment.history import History
 from undrift.experiment.measure import Measure
 from undrift.experiment.sections import Evaluation, section_table
+from undrift.experiment.session import (
+    Job,
+    Session,
+    has_more,
+    info_of,
+    load_checkpoint,
+    queued_records,
+    stretch,
+    told,
+    train,
+)
 from undrift.experiment.spec import Experiment, check_name
 from undrift.experiment.tables import Table
 from undrift.experiment.world import build
-from undrift.rounds import Advance, Reading
+from undrift.interrupts import Shield
 from undrift.trainer import Trainer
 
 log = logging.getLogger("undrift")
 CHECKPOINT_SECONDS = 10.0
-MOST_UNREAD = 50  # rounds queued on a device before the host looks at them
 
 
 def run(
@@ -92,27 +98,6 @@ def finished(experiment: Experiment, folder: Path | str) -> History | None:
 
 
 # ---------------------------------------------------------------------------------------- jobs
-class Job:
-    """What is run: who it is, and how its trainer is made."""
-
-    name: str
-    label: str
-    seed: int
-    rounds: int
-    home: Path | None = None  # the folder of the experiment file
-
-    def table(self) -> Table:
-        """Give everything that decides the run."""
-        raise TypeError(f"{type(self).__name__} must define table")
-
-    def start(self, state_path: Path | None) -> tuple[Trainer, Measure]:
-        """Make the trainer and what measures it."""
-        raise TypeError(f"{type(self).__name__} must define start")
-
-    def restore(self, folder: RunFolder) -> None:
-        """Bring what the user holds to where a complete run is."""
-
-
 class ExperimentJob(Job):
     """An experiment, built only when it is needed."""
 
@@ -167,7 +152,7 @@ class TrainerJob(Job):
     def restore(self, folder: RunFolder) -> None:
         """Give the user's trainer what the run has learned."""
         if not self.trainer.rounds_done:
-            _load(self.trainer, folder)
+            load_checkpoint(self.trainer, folder)
         if self.trainer.rounds_done != self.rounds:
             log.warning(
                 "%s is at round %d, not %d: the trainer is too",
@@ -207,32 +192,6 @@ def _next_records(job: Job, trainer: Trainer, measure: Measure) -> list[dict[str
     return queued_records(job, measure, [*under_way, trainer.advance()], before)()
 
 
-def stretch(job: Job, trainer: Trainer, measure: Measure) -> int:
-    """Tell how many rounds may be trained before one of them is judged or shown."""
-    if trainer.engine.device.type == "cpu":
-        return 1
-    done, every = trainer.rounds_done, measure.evaluation.every
-    return min(job.rounds - done, every - done % every, MOST_UNREAD)
-
-
-def queued_records(
-    job: Job, measure: Measure, rounds: Sequence[Advance], before: Server
-) -> Callable[[], list[dict[str, Any]]]:
-    """Measure what was just trained; what this gives waits for a device and writes rounds down.
-
-    Only the last round is judged; `before` is what it began with.
-    """
-    reading, last = Reading(rounds), rounds[-1].round
-    measure.before = before
-    measured = measure.measuring(last, last=last == job.rounds)
-
-    def records() -> list[dict[str, Any]]:
-        *told, end = reading.results()
-        return [*(measure.told(result) for result in told), measure.told(end, measured())]
-
-    return records
-
-
 def _in_folder(
     job: Job, folder: RunFolder, listeners: Sequence[Listener], checkpoint_seconds: float
 ) -> History:
@@ -244,10 +203,12 @@ def _in_folder(
         history = folder.history()
         if has_more(job, folder, history):
             session = Session(job, folder, info, listeners, checkpoint_seconds)
-            with session.kept():
-                while session.left:
-                    session.take(_next_records(job, session.trainer, session.measure))
-            history = session.close()
+            with Shield(lambda: session.torn) as shield:
+                with session.kept():
+                    while session.left:
+                        train([session], lambda: [session.trainer.advance()], session.stretch)
+                        shield.release()
+                history = session.close()
         else:
             history = History(tuple(history)[: job.rounds])
             job.restore(folder)
@@ -256,128 +217,3 @@ def _in_folder(
     for listener in listeners:
         listener.finished(info, history)
     return history
-
-
-class Session:
-    """A run in its folder, from its first missing round to its summary; the folder is locked."""
-
-    def __init__(
-        self,
-        job: Job,
-        folder: RunFolder,
-        info: RunInfo,
-        listeners: Sequence[Listener],
-        seconds: float,
-        lean: bool = False,
-    ) -> None:
-        self.job, self.folder, self.info = job, folder, info
-        self.listeners, self.seconds, self.lean = listeners, seconds, lean
-        self.trainer, self.measure = job.start(folder.rows)
-        _check_fresh(self.trainer, folder)
-        _load(self.trainer, folder)
-        folder.check_rounds(self.trainer.rounds_done)
-        folder.starts()
-        # only now: what cannot be built, or is damaged, is left as it was
-        folder.begin(job.table())
-        self.past = folder.cut(self.trainer.rounds_done)
-        device = self.trainer.engine.device
-        folder.started(environment(device, self.trainer.rounds_done, job.home))
-        self.measure.before = self.trainer.server
-        self._saved, self._saved_at = self.trainer.rounds_done, time.monotonic()
-
-    @property
-    def left(self) -> int:
-        """Count the rounds that are missing."""
-        return max(0, self.job.rounds - self.trainer.rounds_done)
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Tell listeners, and whatever stops the run, keep what is done."""
-        with told(self.info, self.listeners, self.past):
-            try:
-                yield
-            finally:
-                lines = len(self.folder.history())
-                if self.lean and not self.left:
-                    lines = -1  # nobody will go on from here
-                if self._saved < self.trainer.rounds_done == lines:  # else one has no line yet
-                    self._save()
-
-    def take(self, records: Sequence[dict[str, Any]]) -> None:
-        """Write rounds down; every few seconds, save."""
-        for record in records:
-            self.folder.append(record)
-        for record in records:
-            for listener in self.listeners:
-                listener.round(self.info, record)
-        if time.monotonic() - self._saved_at > self.seconds:
-            self._save()
-
-    def _save(self) -> None:
-        self.folder.sync()  # a checkpoint at round r promises r lines
-        self.folder.write_plan(self.trainer.engine.plan())
-        self.trainer.save(self.folder.checkpoint)
-        self._saved, self._saved_at = self.trainer.rounds_done, time.monotonic()
-
-    def close(self) -> History:
-        """Write the model and the summary."""
-        self.folder.sync()
-        self.folder.check_rounds(self.trainer.rounds_done)  # none may have been lost meanwhile
-        self.folder.write_model(self.trainer.model())
-        history = self.folder.history()
-        self.folder.finish(_summary(history))
-        return history
-
-
-def has_more(job: Job, folder: RunFolder, history: History) -> bool:
-    """Whether something is left to do: rounds, or closing a run that has them all."""
-    if len(history) < job.rounds:
-        return True
-    longer = (folder.table() or {}).get("rounds", 0) > job.rounds
-    return folder.summary() is None and not longer
-
-
-def _check_fresh(trainer: Trainer, folder: RunFolder) -> None:
-    if trainer.rounds_done and not folder.checkpoint.is_dir():
-        raise ConfigError(
-            f"this trainer has done {trainer.rounds_done} rounds already, of which {folder.path} "
-            "knows nothing: hand over a new one, or run without a folder"
-        )
-
-
-def _load(trainer: Trainer, folder: RunFolder) -> None:
-    try:
-        trainer.load(folder.checkpoint)
-    except ChangedExperiment as error:
-        if "federation." not in str(error):
-            raise
-        raise ChangedExperiment(
-            f"{folder.path} was begun with other data than there are now, so it cannot go on: "
-            f"restore the data, or choose another folder with --out\n{error}"
-        ) from error
-
-
-@contextmanager
-def told(info: RunInfo, listeners: Sequence[Listener], past: Sequence[Any]) -> Iterator[None]:
-    """Tell listeners that a run starts, and if it stops early."""
-    for listener in listeners:
-        listener.started(info, past)
-    try:
-        yield
-    except BaseException as error:
-        for listener in listeners:
-            listener.failed(info, error)
-        raise
-
-
-def info_of(job: Job, folder: Path | None) -> RunInfo:
-    """Describe a run for listeners."""
-    return RunInfo(job.name, job.label, job.seed, job.rounds, folder, job.table())
-
-
-def _summary(history: History) -> dict[str, Any]:
-    metric = main_metric(history)
-    seconds = sum(h for h in history["seconds"])
-    told = {"metric": metric, "last": history.last(metric), "best": history.best(metric)}
-    sent = {n: int(sum(history[n])) for n in ("bytes_down", "bytes_up")}
-    return {"rounds": len(history), **told, "seconds": seconds, **sent}

@@ -1,7 +1,7 @@
 """A worker process: reads experiments from its input, writes events to its output.
 
-Started by `pool`.  It ignores Ctrl-C, which its parent hears too; SIGTERM stops it at the next
-moment, with everything done so far saved.
+Started by `pool`.  It ignores Ctrl-C and a closed terminal, which its parent hears too; SIGTERM
+stops it at the next moment, with everything done so far saved.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from undrift.errors import UndriftError
 from undrift.experiment.events import Record, RunInfo
 from undrift.experiment.run import run
 from undrift.experiment.spec import Experiment
+from undrift.interrupts import stop_on_signals
 
 
 class Voice:
@@ -68,8 +69,10 @@ def main() -> int:
     # what user code prints must not end up among the events
     pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _stop)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGHUP))
+    stop_on_signals()
     voice = Voice(pipe)
     log = logging.getLogger("undrift")
     log.addHandler(Telling(voice))
@@ -94,10 +97,6 @@ def _one(task: dict[str, Any], voice: Voice) -> None:
         if isinstance(error, BrokenPipeError):
             raise
         voice.tell("failed", kind="UndriftError", message=f"{type(error).__name__}: {error}")
-
-
-def _stop(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

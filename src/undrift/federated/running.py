@@ -12,7 +12,7 @@ from undrift.experiment.exam import Exam, Paper
 from undrift.experiment.folder import RunFolder
 from undrift.experiment.history import History
 from undrift.experiment.measure import Measure
-from undrift.experiment.run import Job, Session, has_more, info_of, queued_records
+from undrift.experiment.session import Job, Session, has_more, info_of, train
 from undrift.experiment.tables import Table
 from undrift.experiment.world import load_data
 from undrift.federated.enrol import Record, again, enrol, read_record, write_record
@@ -20,6 +20,7 @@ from undrift.federated.exchange import RefusalLog
 from undrift.federated.grid import Grid
 from undrift.federated.project import Project
 from undrift.federated.server import Coordinator, new_run
+from undrift.interrupts import Shield
 from undrift.state import disk
 from undrift.trainer import Trainer
 
@@ -100,12 +101,12 @@ def run_deployed(
             if place.table() is None:
                 place.begin(table)  # before members.json: it says whose that is
             session = Session(job, place, info, listeners, 0.0)
-            with session.kept():
-                while session.left:
-                    before = session.trainer.server
-                    rounds = [session.trainer.advance()]
-                    session.take(queued_records(job, session.measure, rounds, before)())
-            history = session.close()
+            with Shield(lambda: session.torn) as shield:
+                with session.kept():
+                    while session.left:
+                        train([session], lambda: [session.trainer.advance()], 1)
+                        shield.release()
+                history = session.close()
     for listener in listeners:
         listener.finished(info, history)
     _check_whole(history, place, project.patience.minimum)

@@ -44,7 +44,17 @@ def test_the_superlinks_own_errors_are_those_of_the_node_that_was_asked():
     assert found == (7, b"", "Flower error 3")
 
 
-@pytest.mark.parametrize("content", [{}, {"answer": {}}, {"answer": 3}, good(kind="numpy.ndarray")])
+class Broken(dict):
+    """A record that fails when it is read."""
+
+    def __getitem__(self, name):
+        raise ValueError(name)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{}, {"answer": {}}, {"answer": 3}, Broken(), {"answer": Broken()}, good(kind="numpy.ndarray")],
+)
 def test_what_is_no_report_is_not_read(content):
     found = _answer(reply(7, content), 7)
     assert found.data == b"" and found.failed == "an answer without a report"
@@ -55,9 +65,11 @@ class SuperLink:
     """What a Flower grid does, with nodes that answer, keep silent, start again or send a half."""
 
     def __init__(self, ways):
-        self.ways, self.since = ways, dict.fromkeys(ways, "10:00")
+        self.ways, self.since, self.gone = ways, dict.fromkeys(ways, "10:00"), False
 
     def get_nodes(self):
+        if self.gone:
+            raise OSError("the SuperLink is gone")
         return [
             SimpleNamespace(node_id=node, public_key=b"", last_activated_at=since)
             for node, since in self.since.items()
@@ -74,9 +86,13 @@ class SuperLink:
         replies = [reply(n, good()) for n in self.nodes if self.ways[n] == "answers"]
         for one in replies:
             one.metadata.reply_to_message_id = f"m{one.metadata.src_node_id}"
-        if any(self.ways[n] == "half" for n in self.nodes):
+        asked = {self.ways[n] for n in self.nodes if f"m{n}" in names}
+        if "half" in asked:
             time.sleep(60)
-        if any(self.ways[n] == "fails" for n in self.nodes):
+        if "unreadable" in asked:
+            raise ValueError("not the object that it says it is")
+        if "fails" in asked:
+            self.gone = True
             raise OSError("the SuperLink is gone")
         return [one for one in replies if one.metadata.reply_to_message_id in names]
 
@@ -103,11 +119,17 @@ def test_a_node_that_was_started_again_is_not_waited_for(monkeypatch):
 
 
 @pytest.mark.parametrize("way", ["silent", "half"])
-def test_the_deadline_holds_whatever_a_node_does(way):
+def test_the_deadline_holds_whatever_a_node_does_and_nobody_else_is_late(way):
     began = time.monotonic()
-    found = exchanged({1: "answers", 2: way}, 1.5)
-    assert [a.node for a in found] == ([1] if way == "silent" else [])
-    assert time.monotonic() - began < 4
+    found = exchanged({2: way, 1: "answers", 3: "answers"}, 2.5)
+    assert sorted(a.node for a in found) == [1, 3] and all(a.data for a in found)
+    assert time.monotonic() - began < 6
+
+
+def test_a_reply_that_flower_cannot_read_is_its_senders_fault():
+    found = {a.node: a for a in exchanged({2: "unreadable", 1: "answers"}, 30.0)}
+    assert found[1].data == b"bytes"
+    assert found[2].failed == "Flower cannot read its reply (ValueError)"
 
 
 def test_a_superlink_that_is_gone_is_an_error():

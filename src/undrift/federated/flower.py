@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from undrift.errors import ConfigError, MissingExtra, UndriftError
 from undrift.experiment.events import Listener, Record, RunInfo
@@ -36,6 +36,7 @@ log = logging.getLogger("undrift")
 KIND = "undrift.safetensors.1"  # how we call our bytes in Flower's records
 POLL = 0.2  # seconds between two looks for answers
 MONTH = 30 * 86400.0
+AT_ONCE = 8  # nodes that are looked at so often; where there are more, each is less often
 LOOK = 5.0  # seconds between two looks whether a node was started again
 
 
@@ -62,59 +63,77 @@ class FlowerGrid:
         for ask, name in zip(asks, pushed, strict=False):
             if not name:
                 yield Answer(ask.node, b"", "Flower could not deliver the message")
-        open_ones = {name: ask.node for ask, name in zip(asks, pushed, strict=False) if name}
-        answers: queue.Queue[Answer | Exception] = queue.Queue()
-        # a thread: Flower waits for minutes for a reply whose second half never comes
-        threading.Thread(
-            target=self._pull, args=(dict(open_ones), started, answers, end), daemon=True
-        ).start()
-        for _ in open_ones:
-            try:
-                answer = answers.get(timeout=max(0.0, end - time.monotonic()))
-            except queue.Empty:
-                return
-            if isinstance(answer, Exception):
-                raise answer
-            yield answer
+        waiting = {name: ask.node for ask, name in zip(asks, pushed, strict=False) if name}
+        inbox = Inbox(waiting, end, queue.Queue())
+        # a thread each: Flower waits for minutes for a reply whose second half never comes, and
+        # nobody else's may wait behind it
+        for name, node in list(waiting.items()):
+            threading.Thread(target=self._pull, args=(name, node, inbox), daemon=True).start()
+        threading.Thread(target=self._find_restarted, args=(started, inbox), daemon=True).start()
+        try:
+            while waiting:
+                name, answer = inbox.answers.get(timeout=max(0.0, end - time.monotonic()))
+                if isinstance(answer, Exception):
+                    raise answer
+                if waiting.pop(name, None) is not None:
+                    yield answer
+        except queue.Empty:
+            return
+        finally:
+            waiting.clear()  # the threads end
 
     def _started(self) -> dict[int, str]:
         """Tell since when nodes are connected."""
         return {int(n.node_id): str(n.last_activated_at) for n in self.grid.get_nodes()}
 
-    def _pull(
-        self,
-        open_ones: dict[str, int],
-        started: Mapping[int, str],
-        answers: queue.Queue[Answer | Exception],
-        end: float,
-    ) -> None:
-        """Look for replies until there is one to every message, or time is up."""
+    def _pull(self, name: str, node: int, inbox: Inbox) -> None:
+        """Look for the reply to one message until it is there, or nobody waits any more."""
+        pause = POLL * max(1.0, len(inbox.waiting) / AT_ONCE)
+        while inbox.waits_for(name):
+            try:
+                for reply in self.grid.pull_messages([name]):
+                    if reply.metadata.reply_to_message_id == name:
+                        inbox.answers.put((name, _answer(reply, node)))
+                        return
+            except Exception as error:
+                inbox.answers.put((name, self._unreadable(node, error)))
+                return
+            time.sleep(pause)
+
+    def _unreadable(self, node: int, error: Exception) -> Answer | Exception:
+        """Blame who sent a reply that Flower cannot read; a SuperLink that is gone is an error."""
+        try:
+            self._started()
+        except Exception as gone:
+            return gone
+        return Answer(node, b"", f"Flower cannot read its reply ({type(error).__name__})")
+
+    def _find_restarted(self, started: Mapping[int, str], inbox: Inbox) -> None:
+        """Give up messages of nodes that were started again: what they were asked is lost."""
         next_look = time.monotonic() + LOOK
         try:
-            while open_ones and time.monotonic() <= end:
-                for reply in self.grid.pull_messages(sorted(open_ones)):
-                    node = open_ones.pop(reply.metadata.reply_to_message_id, None)
-                    if node is not None:
-                        answers.put(_answer(reply, node))
+            while inbox.waiting and time.monotonic() <= inbox.end:
                 if time.monotonic() >= next_look:
                     next_look = time.monotonic() + LOOK
-                    self._find_restarted(open_ones, started, answers)
-                time.sleep(POLL if open_ones else 0)
+                    now = self._started()
+                    for name, node in list(inbox.waiting.items()):
+                        if node in now and now[node] != started.get(node, now[node]):
+                            inbox.answers.put((name, Answer(node, b"", "it was started again")))
+                time.sleep(POLL)
         except Exception as error:  # for who waits for answers
-            answers.put(error)
+            inbox.answers.put(("", error))
 
-    def _find_restarted(
-        self,
-        open_ones: dict[str, int],
-        started: Mapping[int, str],
-        answers: queue.Queue[Answer | Exception],
-    ) -> None:
-        """Give up messages of nodes that were started again: what they were asked is lost."""
-        now = self._started()
-        for name, node in list(open_ones.items()):
-            if node in now and now[node] != started.get(node, now[node]):
-                del open_ones[name]
-                answers.put(Answer(node, b"", "it was started again"))
+
+class Inbox(NamedTuple):
+    """The messages to which no reply has come, and the replies that nobody has taken."""
+
+    waiting: dict[str, int]  # the message's name -> node
+    end: float
+    answers: queue.Queue[tuple[str, Answer | Exception]]
+
+    def waits_for(self, name: str) -> bool:
+        """Whether a reply to a message would still be taken."""
+        return name in self.waiting and time.monotonic() <= self.end
 
 
 def _message(ask: Ask, timeout: float) -> Message:
@@ -137,7 +156,7 @@ def _answer(reply: Message, asked: int | None) -> Answer:
     try:
         array = reply.content["answer"]["answer"]
         data = array.data if isinstance(array, Array) and array.stype == KIND else b""
-    except (KeyError, TypeError):
+    except Exception:  # Flower reads it only now, whatever it is
         data = b""
     return Answer(node, data, "" if data else "an answer without a report")
 

@@ -116,8 +116,8 @@ class Trainer:
         late = self.roster.orders_late
         first = self.roster.cohort(0, ordered=not late) if enrolled is None else None
         self.engine.check(algorithm, start, self.roster.lookers(0), first)
-        if enrolled is None and any(overrides(p, "check") for p in algorithm.everything):
-            self.engine.admit(algorithm, start, self.roster.longest())
+        if enrolled is None:
+            admit_anyone(self.engine, algorithm, start, self.roster)
         self._ready({"engine": engine, "state": state})
 
     def _ready(self, described: dict[str, Any]) -> None:
@@ -433,6 +433,14 @@ class Trainer:
                 "nobody can look into %s: whether it is as it was when the run was begun cannot "
                 "be told. Make it of attributes and tensors, or be sure of it yourself", told
             )  # fmt: skip
+
+
+def admit_anyone(engine: Engine, algorithm: Algorithm, start: Server, roster: Roster) -> None:
+    """Let parts refuse, or warn of, what the longest work of anyone would make of them."""
+    if any(overrides(p, "check") for p in algorithm.everything):
+        engine.admit(algorithm, start, roster.longest())
+    if any(overrides(rule, "caution") for rule in algorithm.chain):
+        engine.caution(algorithm, start, roster.longest())
 
 
 def _by_rule(rules: Sequence[Rule], states: Sequence[Tree]) -> dict[str, Tensor]:

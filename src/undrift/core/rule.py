@@ -130,6 +130,10 @@ class Rule:
     def check(self, lineup: Lineup) -> None:
         """Refuse, by a ConfigError, a cohort that this rule cannot work with."""
 
+    def caution(self, lineup: Lineup) -> str:
+        """Say what may go wrong with such a cohort, once before training; empty: nothing."""
+        return ""
+
     def check_beside(self, algorithm: Any) -> None:
         """Refuse, by a ConfigError, other parts that this rule cannot stand beside."""
 

@@ -170,11 +170,21 @@ class Engine:
         particular = [part for part in algo.everything if overrides(part, "check")]
         if not particular:
             return  # a device need not compute the rate
-        lr = algo.local.lr_at(server.round, torch.zeros_like(server.round))
-        info, clients = work.told().info, self.federation.num_clients
-        lineup = Lineup(info, work.steps.to(info.size), lr, work.round, clients, algo)
+        lineup = self._lineup(algo, server, work)
         for part in particular:
             part.check(lineup)
+
+    def caution(self, algo: Algorithm, server: Server, work: Assignment | None) -> None:
+        """Tell what parts expect to go wrong with those who may take part."""
+        if work is not None and work.ids:
+            lineup = self._lineup(algo, server, work)
+            for told in filter(None, (rule.caution(lineup) for rule in algo.chain)):
+                log.warning("%s", told)
+
+    def _lineup(self, algo: Algorithm, server: Server, work: Assignment) -> Lineup:
+        lr = algo.local.lr_at(server.round, torch.zeros_like(server.round))
+        info, clients = work.told().info, self.federation.num_clients
+        return Lineup(info, work.steps.to(info.size), lr, work.round, clients, algo)
 
     # -- what a subclass defines -------------------------------------------------------------
     def run_clients(

@@ -11,7 +11,6 @@ from torch import Tensor
 from undrift.arguments import known_seeds
 from undrift.core.algorithm import Algorithm, Server, init_server
 from undrift.core.random import Seeds
-from undrift.core.rule import overrides
 from undrift.core.task import Task
 from undrift.data import Arrival, LocalWork, Sampler
 from undrift.engines.engine import Outcome
@@ -26,7 +25,7 @@ from undrift.roster import Roster
 from undrift.rounds import Advance, Opened
 from undrift.state.keeper import Keeper
 from undrift.state.store import ClientStateStore
-from undrift.trainer import Present, Trainer
+from undrift.trainer import Present, Trainer, admit_anyone
 
 
 class Members(NamedTuple):
@@ -101,8 +100,7 @@ class Coordinator(Trainer):
 
     def _check(self, algorithm: Algorithm, start: Server) -> None:
         self.engine.admit(algorithm, start, self.roster.cohort(0, ordered=False))
-        if any(overrides(part, "check") for part in algorithm.everything):
-            self.engine.admit(algorithm, start, self.roster.longest())
+        admit_anyone(self.engine, algorithm, start, self.roster)
 
     @property
     def sent(self) -> Bytes:

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from undrift.core.rule import ClientView, Rule, ServerView, Sizes
+from undrift.core.rule import ClientView, Lineup, Rule, ServerView, Sizes
 from undrift.core.task import Vec
 from undrift.core.tree import EMPTY, Tree, number, record, static
 from undrift.rules.claims import DUALS
@@ -57,6 +57,9 @@ class AdaBest(Rule):
     unbalanced: bool = static(default=False)
     patience: float | None = number(default=None, low=1)
 
+    def caution(self, lineup: Lineup) -> str:
+        return growing(self, lineup)
+
     def init_client(self, w: Vec, sizes: Sizes) -> Tree:
         return Drift(torch.zeros_like(w), w.new_zeros(()))
 
@@ -80,6 +83,25 @@ class AdaBest(Rule):
         beta = self.beta if self.patience is None else self.beta * state.plateau.factor
         h = beta * (state.average - average)
         return update + h, next_course(self, state, average, h, view)
+
+
+def growing(rule: AdaBest, lineup: Lineup) -> str:
+    """Tell of local work so long that estimates of clients in rounds in a row grow.
+
+    The pull mu h_i alone moves a client by eta ||a||_1 mu h_i, and h_i <- h_i + (x - y_i).
+    """
+    rho, steps = getattr(lineup.algorithm.local, "momentum", 0.0), lineup.steps
+    length = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+    ratio = lineup.info.mean_size / lineup.info.size if rule.unbalanced else 1.0
+    most, client = (rule.mu * ratio * lineup.lr * length).max(0)
+    if not most > 2:
+        return ""
+    return (
+        f"{type(rule).__name__}: mu eta ||a||_1 is {float(most):.3g} for client "
+        f"{int(lineup.info.id[client])} ({int(steps[client])} steps): above 2 the estimate h_i of "
+        "a client that takes part in rounds in a row grows without bound, and the model with it. "
+        "Lower mu, the learning rate or the local work"
+    )
 
 
 def first_course(w: Vec, patience: float | None) -> Course:

@@ -129,7 +129,7 @@ def _owner(reference: str) -> str:
 
 
 # who joins, who is refused: no part of a formula
-HOUSEKEEPING = {"resize", "check", "check_beside", "linear"}
+HOUSEKEEPING = {"resize", "check", "check_beside", "caution", "linear"}
 
 
 def hooks_of(part: Any) -> set[str]:

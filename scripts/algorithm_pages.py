@@ -88,10 +88,24 @@ def algorithm_page(name: str) -> str:
     return "\n\n".join(p.strip("\n") for p in parts if p) + "\n"
 
 
+# the sections of docs/papers.md, by words of a paper's title or by an algorithm's
+PAPERS = {
+    "ComFed": "comfed",
+    "Distribution-Regularized": "rfedavg",
+    "Beyond ADMM": "fedvra",
+    "AdaBest": "adabest",
+    "FedRL": "fedrl",
+}
+
+
 def cited(facts: Facts) -> str:
     """Cite the paper."""
     authors = f"{facts['authors']}: " if facts["authors"] else ""
-    return f"{authors}*{facts['paper']}*, {facts['where']}."
+    own = f"{authors}*{facts['paper']}*, {facts['where']}."
+    found = next((p for p in PAPERS if p in facts["paper"] or p == facts["title"]), None)
+    if found is None:
+        return own
+    return f"{own} What it prints, and what we do: [papers](../papers.md#{PAPERS[found]})."
 
 
 def picture(name: str) -> str:

@@ -45,7 +45,8 @@ class AdaBest(Rule):
 
     `unbalanced`: mu_i = mu nbar / n_i, nbar the mean size over the participations of all rounds
     before.  `patience`: rounds without progress of ||h|| after which beta falls by a tenth.
-    mu = beta = 0: FedAvg.  beta = 1 beside Prox(mu), everybody: FedDyn(mu).
+    mu = beta = 0: FedAvg with the same weights, uniform in the paper.  beta = 1 beside Prox(mu),
+    everybody: FedDyn(mu).
     """
 
     claims: ClassVar[tuple[str, ...]] = (DUALS,)

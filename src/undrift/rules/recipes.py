@@ -42,12 +42,13 @@ def adabest(
     beta: float = 0.96,
     unbalanced: bool = False,
     patience: float | None = None,
+    by_size: bool = False,
     server_lr: float = 1.0,
     local: Sgd | None = None,
 ) -> Algorithm:
-    """AdaBest (Varno et al. 2022): uniform weights; `patience` lets beta fall on a plateau."""
+    """AdaBest (Varno et al. 2022); `patience` lets beta fall on a plateau."""
     rule = AdaBest(mu, beta, unbalanced, patience)
-    return Algorithm((rule,), local_of(lr, local), UNIFORM, Step(server_lr))
+    return Algorithm((rule,), local_of(lr, local), Mean(by_size), Step(server_lr))
 
 
 def fedvra(

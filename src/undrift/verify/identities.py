@@ -76,7 +76,13 @@ ONE_PAPER = [
         lambda: r.fednova(LR, mu=0.3),
         lambda: r.fedprox(LR, mu=0.3),
     ),
-    Identity("scaffold", "one step, everybody: FedAvg", lambda: r.scaffold(LR), uniform, ONE_STEP),
+    Identity(
+        "scaffold",
+        "one step, everybody: FedAvg, uniform weights",
+        lambda: r.scaffold(LR),
+        uniform,
+        ONE_STEP,
+    ),
     Identity(
         "scaffold",
         "one step on all data: option I = option II",
@@ -90,7 +96,12 @@ ONE_PAPER = [
     Identity(
         "vrlsgd", "everybody: SCAFFOLD", lambda: r.vrlsgd(LR), lambda: r.scaffold(LR), EVERYBODY
     ),
-    Identity("adabest", "mu = beta = 0: FedAvg", lambda: r.adabest(LR, mu=0.0, beta=0.0), uniform),
+    Identity(
+        "adabest",
+        "mu = beta = 0: FedAvg, uniform weights",
+        lambda: r.adabest(LR, mu=0.0, beta=0.0),
+        uniform,
+    ),
     Identity(
         "adabest",
         "beta = 1 beside Prox(mu), everybody: FedDyn",
@@ -138,9 +149,11 @@ ONE_PAPER = [
         lambda: r.fedadmm(LR, rho=0.3),
         EVERYBODY,
     ),
-    Identity("qfedavg", "q = 0: FedAvg", lambda: r.qfedavg(LR, q=0.0), uniform),
+    Identity("qfedavg", "q = 0: FedAvg, uniform weights", lambda: r.qfedavg(LR, q=0.0), uniform),
     Identity("fedavgm", "beta = 0: FedAvg", lambda: r.fedavgm(LR, beta=0.0), lambda: r.fedavg(LR)),
-    Identity("slowmo", "beta = 0: FedAvg", lambda: r.slowmo(LR, beta=0.0), uniform),
+    Identity(
+        "slowmo", "beta = 0: FedAvg, uniform weights", lambda: r.slowmo(LR, beta=0.0), uniform
+    ),
     Identity(
         "mimelite", "beta = 0: FedAvg", lambda: r.mimelite(LR, beta=0.0), lambda: r.fedavg(LR)
     ),
@@ -153,7 +166,7 @@ ONE_PAPER = [
     ),
     Identity(
         "fedadc",
-        "beta = 0: FedAvg",
+        "beta = 0: FedAvg, uniform weights",
         lambda: r.fedadc(LR, beta_local=0.0, beta_global=0.0),
         uniform,
     ),

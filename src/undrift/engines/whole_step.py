@@ -23,7 +23,6 @@ from undrift.core.tree import EMPTY, Tree, leaves, rebuild, structure, tree_map
 from undrift.engines.fused import Fused
 from undrift.engines.graphs import write_over
 from undrift.engines.group import Group
-from undrift.program.exchange import Exchange
 from undrift.program.passes.split_flat import split_flat
 
 LARGE = 2**15  # weights of a parameter that is a piece by itself; others share one with neighbours
@@ -33,6 +32,9 @@ class WholeStep:
     """Takes the steps of one group, in place; `plain` takes one where it cannot be traced."""
 
     def __init__(self, group: Group, precision: str, plain: Callable[..., Tree]) -> None:
+        # here: its kernels import Triton, which need not be there
+        from undrift.program.exchange import Exchange
+
         self._group, self._precision = copy.copy(group), precision
         self._group.task = group.task.inside(partial(Exchange, precision), precision)
         self._shape: Any = None  # of the trees that a step is called with

@@ -101,10 +101,10 @@ def check_json(text: str) -> None:
 def _nesting(bare: str) -> int:
     """Tell how deep the brackets of a text without strings go."""
     codes = np.frombuffer(bare.encode("utf-8", "replace"), np.uint8)
-    steps = np.zeros(256, np.int64)
+    steps = np.zeros(256, np.int8)
     steps[[ord("["), ord("{")]], steps[[ord("]"), ord("}")]] = 1, -1
-    brackets = codes[steps[codes] != 0]
-    return int(np.cumsum(steps[brackets]).max(initial=0))
+    turns = steps[codes]
+    return int(np.cumsum(turns[turns != 0], dtype=np.int64).max(initial=0))
 
 
 # ---------------------------------------------------------------------------------------- TOML

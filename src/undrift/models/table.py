@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from undrift.core.random import fold, normal
 from undrift.errors import ConfigError
+from undrift.guarded.binary import read_npy
+from undrift.guarded.limits import check
 
 Table = str | Tensor | NDArray[Any]  # [words, width], or the name of a .npy file that holds it
 
@@ -51,8 +53,9 @@ def _as_table(given: Table) -> Tensor:
 def _read(path: str) -> NDArray[Any]:
     try:
         with Path(path).open("rb") as file:
-            made: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
-            return made
+            size = os.fstat(file.fileno()).st_size
+            check("vectors_bytes", "bytes of the file", size)
+            return read_npy(file, size)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"embedding = {path!r} cannot be read as a .npy file ({error}): write it with "

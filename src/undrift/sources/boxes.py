@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import struct
-import tarfile
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from undrift.sources.examples import Unreadable
-
-LARGEST = 768 * 2**20  # no file of these data sets is larger; stops a zip bomb
-BROKEN = (
-    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, struct.error),
-    *(EOFError, OSError, RuntimeError, ValueError, LookupError),
-)
+from undrift.guarded.binary import BROKEN, open_entry, open_zip, tar_files, whole
+from undrift.guarded.limits import Unreadable, check
+from undrift.guarded.text import read_bytes
 
 
 def in_folder(folder: Path, name: str) -> Path | None:
@@ -26,14 +18,23 @@ def in_folder(folder: Path, name: str) -> Path | None:
 def read_members(box: Path, names: Sequence[str]) -> dict[str, bytes]:
     """Read files by their last name, wherever in an archive they lie."""
     try:
-        found = dict(_members(box, set(names)))
+        found = _within(_members(box, set(names)))
     except Unreadable:
         raise
-    except BROKEN as error:
+    except (OSError, *BROKEN) as error:
         raise Unreadable(f"cannot be read ({type(error).__name__}: {error})") from error
     missing = [name for name in names if name not in found]
     if missing:
         raise Unreadable(f"does not hold {', '.join(missing)}")
+    return found
+
+
+def _within(members: Iterator[tuple[str, bytes]]) -> dict[str, bytes]:
+    """Collect files that are not too large together."""
+    found: dict[str, bytes] = {}
+    for name, data in members:
+        found[name] = data
+        check("data_bytes", "bytes of all files", sum(map(len, found.values())))
     return found
 
 
@@ -49,36 +50,28 @@ def _folder_members(folder: Path, names: set[str]) -> Iterator[tuple[str, bytes]
     for name in names:
         path = in_folder(folder, name)
         if path is not None:
-            _check_size(name, path.stat().st_size)
-            yield name, path.read_bytes()
+            yield name, read_bytes(path, "data_bytes")
 
 
 def _zip_members(box: Path, names: set[str]) -> Iterator[tuple[str, bytes]]:
-    with zipfile.ZipFile(box) as archive:
-        for entry in archive.infolist():
-            name = _wanted(entry.filename, names)
+    with box.open("rb") as file, open_zip(file) as archive:
+        found = {_wanted(entry.filename, names): entry for entry in archive.infolist()}
+        for name, entry in found.items():
             if name:
-                _check_size(name, entry.file_size)
-                yield name, archive.read(entry)
+                with open_entry(archive, entry) as opened:
+                    yield name, whole(opened, name)
 
 
 def _tar_members(box: Path, names: set[str]) -> Iterator[tuple[str, bytes]]:
-    with tarfile.open(box, "r|*") as archive:
-        for entry in archive:
-            name = _wanted(entry.name, names)
-            if name and entry.isfile():
-                _check_size(name, entry.size)
-                opened = archive.extractfile(entry)
-                assert opened is not None, "a plain file can be opened"
-                yield name, opened.read()
+    with box.open("rb") as file:
+        for path, size, opened in tar_files(file):
+            name = _wanted(path, names)
+            if name:
+                check("data_bytes", f"bytes that {name} claims", size)
+                yield name, whole(opened, name)
 
 
 def _wanted(path: str, names: set[str]) -> str:
     """Tell which name a file answers to, as in a folder: its own, or with .gz added."""
     last = PurePosixPath(path).name
     return next((n for n in (last, last.removesuffix(".gz")) if n in names), "")
-
-
-def _check_size(name: str, size: int) -> None:
-    if size > LARGEST:
-        raise Unreadable(f"{name} claims {size} bytes, more than any file of this data set")

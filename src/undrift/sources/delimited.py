@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import csv
+import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
 from undrift.errors import DataError
+from undrift.guarded.limits import Unreadable, check
+from undrift.guarded.text import lines_of
 from undrift.sources.columns import EMPTY_CELL, Builder, Place, Table, Wish, at
 
 DELIMITERS = ",;\t"
-BLOCK = 4096  # rows at a time
+QUOTED = re.compile(r'"[^"]*+"?')
+BLOCK, CELLS = 4096, 2**21  # rows, and cells of all columns, at a time
 
 
 class Block(NamedTuple):
@@ -31,12 +35,11 @@ class Delimited:
     def __init__(self, path: Path) -> None:
         self.path = path
         with _readable(path), path.open(encoding="utf-8-sig", newline="") as file:
-            first = next((line for line in file if line.strip()), "")
+            first = next((line for line in lines_of(file) if line.strip()), "")
             self.delimiter = _delimiter(first, path)
             file.seek(0)
-            _, header = next(
-                _rows(csv.reader(file, delimiter=self.delimiter, strict=True), path), (0, [])
-            )
+            _, header = next(_rows(file, self.delimiter, path), (0, []))
+            check("table_columns", "columns", len(header))
         if any("\0" in name for name in header):
             raise DataError(f"{path} is no text: it holds zero bytes; save the table as UTF-8")
         if not header:
@@ -57,17 +60,19 @@ class Delimited:
         return Table(Place(self.path, "line", np.array(lines)), columns)
 
     def _blocks(self, wanted: Sequence[str]) -> Iterator[Block]:
-        places = {name: self.names.index(name) for name in wanted}
+        at_first = {name: k for k, name in reversed(list(enumerate(self.names)))}
+        places = {name: at_first[name] for name in wanted}
         with _readable(self.path), self.path.open(encoding="utf-8-sig", newline="") as file:
-            rows = _rows(csv.reader(file, delimiter=self.delimiter, strict=True), self.path)
+            rows = _rows(file, self.delimiter, self.path)
             next(rows)
             lines: list[int] = []
             held: list[list[str]] = []
+            block = max(1, min(BLOCK, CELLS // len(self.names)))
             for line, row in rows:
                 self._check_width(line, row)
                 lines.append(line)
                 held.append(row)
-                if len(held) == BLOCK:
+                if len(held) == block:
                     yield self._block(lines, held, places)
                     lines, held = [], []
             if held:
@@ -93,11 +98,13 @@ def _delimiter(header: str, path: Path) -> str:
     """Take the delimiter that cuts the header into most cells; a tab wins in a .tsv."""
     if path.suffix.lower() == ".tsv":
         return "\t"
-    return max(DELIMITERS, key=lambda d: len(next(csv.reader([header], delimiter=d), [])))
+    bare = QUOTED.sub("", header)
+    return max(DELIMITERS, key=bare.count)
 
 
-def _rows(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:
+def _rows(file: IO[str], delimiter: str, path: Path) -> Iterator[tuple[int, list[str]]]:
     """Give rows with the line where each begins; blank lines are left out."""
+    reader = csv.reader(lines_of(file), delimiter=delimiter, strict=True)
     while True:
         line = reader.line_num + 1
         try:
@@ -105,7 +112,10 @@ def _rows(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:
         except StopIteration:
             return
         except csv.Error as error:
-            raise DataError(f"{path}, line {line} cannot be read ({error})") from error
+            raise DataError(
+                f"{path}, line {line} cannot be read ({error}): a cell may have "
+                f"{csv.field_size_limit()} characters, and a quote that opens must close"
+            ) from error
         if any(map(str.strip, row)) or len(row) > 1:
             yield line, row
 
@@ -120,6 +130,8 @@ def _readable(path: Path) -> Iterator[None]:
         ) from error
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error})") from error
+    except Unreadable as error:
+        raise DataError(f"{path} cannot be read ({error})") from error
 
 
 def _bad_line(path: Path) -> int:

@@ -10,11 +10,11 @@ import io
 import math
 from importlib.resources import files
 
-import numpy as np
 import torch
 
 from undrift.core.random import fold, permutation
 from undrift.errors import DataError
+from undrift.guarded.binary import BROKEN, open_zip, parse_npy
 from undrift.models.settings import number, whole
 from undrift.sources.examples import Examples, Info
 
@@ -39,9 +39,9 @@ def digits(test_share: float = 0.2, split_seed: int = 0) -> Examples:
 def _read() -> tuple[torch.Tensor, torch.Tensor]:
     try:
         data = files("undrift.sources").joinpath(FILE).read_bytes()
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            x, y = arrays["x"], arrays["y"]
-    except (OSError, ValueError, KeyError, EOFError) as error:
+        with open_zip(io.BytesIO(data)) as arrays:
+            x, y = (parse_npy(arrays.read(f"{name}.npy")) for name in "xy")
+    except (OSError, *BROKEN) as error:
         raise DataError(
             f"the embedded {FILE} cannot be read ({error}): install undrift again"
         ) from error

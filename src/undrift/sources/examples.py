@@ -9,13 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from undrift.errors import DataError
+from undrift.guarded.limits import Unreadable as Unreadable  # a loader adds where it lies
 
 Bytes8 = np.ndarray[Any, np.dtype[np.uint8]]
-
-
-class Unreadable(DataError):
-    """A file is not what its name says; the loader adds where it lies and what to do."""
 
 
 class Pixels(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -12,7 +11,10 @@ from torch import Tensor
 
 from undrift.core.random import fold, normal
 from undrift.errors import DataError
+from undrift.guarded.limits import Unreadable
+from undrift.guarded.text import lines_of
 
+LARGEST = float(np.finfo(np.float32).max)
 OFFER = "GloVe's vectors are offered at nlp.stanford.edu/projects/glove (glove.6B.300d.txt)"
 
 
@@ -28,10 +30,9 @@ def read_glove(
     numbers = {word: k for k, word in enumerate(vocabulary)}
     try:
         found = dict(_vectors(place, {word.encode(): k for word, k in numbers.items() if k}))
-    except OSError as error:
-        raise DataError(
-            f"{place} cannot be read ({error.strerror}): check the path. {OFFER}"
-        ) from error
+    except (OSError, Unreadable) as error:
+        cause = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"{place} cannot be read ({cause}): check the path. {OFFER}") from error
     if not found:
         raise DataError(
             f"{place} has a vector for none of the {len(numbers)} words, e.g. "
@@ -52,7 +53,7 @@ def _vectors(
 ) -> Iterator[tuple[int, np.ndarray[tuple[int], np.dtype[np.float32]]]]:
     width = 0
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(lines_of(file), 1):
             # some words of the larger files hold spaces: numbers are counted from the end
             width = width or len(line.split()) - 1
             if number == 1 and width < 2:
@@ -75,6 +76,6 @@ def _numbers(cells: list[bytes], place: str) -> np.ndarray[tuple[int], np.dtype[
         values = [float(cell) for cell in cells]
     except ValueError as error:
         raise DataError(f"{place}: {error}. Unpack the file again") from error
-    if not all(map(math.isfinite, values)):
+    if not all(abs(value) <= LARGEST for value in values):  # NaN compares false
         raise DataError(f"{place} holds a number that is not finite. Unpack the file again")
     return np.array(values, dtype=np.float32)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import math
-import zlib
 from collections.abc import Mapping
 
 import numpy as np
 
-from undrift.sources.boxes import LARGEST
+from undrift.guarded.binary import gunzip
 from undrift.sources.examples import Bytes8, Pixels, Unreadable
 
 IDX_FILES = (
@@ -49,10 +46,6 @@ def _unzipped(data: bytes, name: str) -> bytes:
     if data[:2] != b"\x1f\x8b":
         return data
     try:
-        with gzip.open(io.BytesIO(data)) as opened:
-            plain = opened.read(LARGEST + 1)
-    except (OSError, EOFError, zlib.error) as error:
+        return gunzip(data)
+    except Unreadable as error:
         raise Unreadable(f"{name} is no complete gzip file ({error})") from error
-    if len(plain) > LARGEST:
-        raise Unreadable(f"{name} unpacks to more than any file of this data set")
-    return plain

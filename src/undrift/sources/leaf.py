@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from undrift.errors import DataError
+from undrift.guarded.text import read_json
 from undrift.sources.kept import KeptFiles
 from undrift.sources.users import Choice, Sides, User, check_some
 
@@ -69,8 +69,8 @@ def _file_users(path: Path, parse: Parse) -> Iterator[User]:
 
 def _opened(path: Path) -> tuple[list[str], list[int], dict[str, Any]]:
     try:
-        read = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        read = read_json(path, "leaf_bytes")
+    except (OSError, ValueError) as error:
         raise DataError(f"{path} is no complete json file ({error}): make it again") from error
     parts = [read.get(k) for k in ("users", "num_samples", "user_data")] if _is_map(read) else []
     kinds = (list, list, dict)

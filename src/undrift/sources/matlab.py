@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 import struct
-import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from undrift.sources.boxes import LARGEST
+from undrift.guarded.binary import BROKEN, inflate
+from undrift.guarded.limits import limit
 from undrift.sources.examples import Unreadable
 
 HEADER = 128
@@ -56,25 +56,22 @@ def read_matlab(data: bytes, name: str) -> dict[str, Value]:
         raise Unreadable(f"{name} is a MAT-file of another level than 5: save it with -v7")
     try:
         return dict(_variables(memoryview(data)[HEADER:], order))
-    except (struct.error, zlib.error, ValueError, IndexError, UnicodeDecodeError) as error:
+    except BROKEN as error:
         raise Unreadable(f"{name} is no complete MAT-file ({error})") from error
 
 
 def _variables(data: memoryview, order: str) -> Iterator[tuple[str, Value]]:
+    left = limit("data_bytes")
     for element in _elements(data, order):
-        whole = _unpacked(element, order) if element.kind == COMPRESSED else element
+        whole = element
+        if element.kind == COMPRESSED:
+            plain = inflate(element.data, left)
+            left -= len(plain)  # all variables together
+            whole = _next(_elements(memoryview(plain), order))
         if whole.kind == MATRIX:
             label, value = _matrix(whole.data, order, 0)
             if value is not None:
                 yield label, value
-
-
-def _unpacked(element: Element, order: str) -> Element:
-    machine = zlib.decompressobj()
-    plain = machine.decompress(element.data, LARGEST)
-    if not machine.eof:
-        raise ValueError("a compressed variable is cut off or too large")
-    return _next(_elements(memoryview(plain), order))
 
 
 def _next(parts: Iterator[Element]) -> Element:

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from undrift.errors import DataError, MissingExtra
+from undrift.guarded.binary import BROKEN
+from undrift.guarded.limits import check
 from undrift.sources.columns import (
     EMPTY_CELL,
     EXACT,
@@ -35,15 +37,18 @@ class Parquet:
         self.path, self._arrow = path, _arrow()
         try:
             self._file = self._arrow.parquet.ParquetFile(path)
-        except (self._arrow.ArrowException, OSError) as error:
+            check("table_columns", "columns", self._file.metadata.num_columns)
+        except (self._arrow.ArrowException, OSError, *BROKEN) as error:
             raise DataError(f"{path} cannot be read as parquet ({error})") from error
         self.names = list(self._file.schema_arrow.names)
 
     def read(self, wishes: Mapping[str, Wish]) -> Table:
         """Read some of the columns."""
         try:
+            about = self._file.metadata
+            check("table_values", "cells of the columns", about.num_rows * len(wishes))
             held = self._file.read(columns=list(wishes))
-        except (self._arrow.ArrowException, OSError) as error:
+        except (self._arrow.ArrowException, OSError, *BROKEN) as error:
             raise DataError(f"{self.path} cannot be read as parquet ({error})") from error
         if not len(held):
             raise DataError(f"{self.path} has columns but no rows")

@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from undrift.guarded.binary import BROKEN
+from undrift.guarded.limits import limit
 from undrift.sources.examples import Unreadable
 
 # Any below is what a pickle may hold: numbers, strings, lists, dictionaries, the records here.
@@ -74,6 +76,10 @@ class _Reader:
         _of_type(self.stack[-1], list).extend(values)
 
     def set_items(self, values: list[Any]) -> None:
+        for key in values[::2]:
+            # a tuple's hash is computed through all that it holds, without a limit on depth
+            if type(key) not in (str, bytes, int):
+                raise TypeError(f"a {type(key).__name__} stands where a key belongs")
         _of_type(self.stack[-1], dict).update(zip(values[::2], values[1::2], strict=True))
 
     def reduce(self) -> None:
@@ -149,9 +155,10 @@ def read_pickle(data: bytes, name: str) -> Any:
             value = _interpret(data, name)
     except Unreadable:
         raise
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
-        raise Unreadable(f"{name} is no complete pickle ({error})") from error
-    return _without_calls(value, name)
+    except BROKEN as error:
+        told = str(error)[:200]
+        raise Unreadable(f"{name} is no complete pickle ({told})") from error
+    return _Plain(name).of(value, limit("depth"))
 
 
 def _interpret(data: bytes, name: str) -> Any:
@@ -164,20 +171,32 @@ def _interpret(data: bytes, name: str) -> Any:
     return value
 
 
-def _without_calls(value: Any, name: str) -> Any:
-    """Put arrays in place of what would have been made; refuse anything else made."""
-    if isinstance(value, dict):
-        return {k: _without_calls(v, name) for k, v in value.items()}
-    if isinstance(value, _Made):
-        return _array(value, name)
-    if isinstance(value, _Name | _Mark):
-        raise Unreadable(f"{name}: a pickle of {value} is refused, only data are read")
-    return value
+class _Plain:
+    """Puts arrays in place of what would have been made; refuses anything else made."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.done: dict[int, Any] = {}  # dictionaries that stand at several places are read once
+
+    def of(self, value: Any, depth: int) -> Any:
+        """Give the plain form of a value."""
+        if isinstance(value, dict):
+            if not depth:
+                raise Unreadable(f"{self.name}: its dictionaries are nested too deep")
+            if id(value) not in self.done:
+                self.done[id(value)] = {k: self.of(v, depth - 1) for k, v in value.items()}
+            return self.done[id(value)]
+        if isinstance(value, _Made):
+            return _array(value, self.name)
+        if isinstance(value, _Name | _Mark):
+            told = str(value)[:99]
+            raise Unreadable(f"{self.name}: a pickle of {told} is refused, only data are read")
+        return value
 
 
 def _array(made: _Made, name: str) -> PickledArray:
     if made.name not in ARRAYS:
-        raise Unreadable(f"{name}: the pickle wants to call {made.name!r}, which is refused")
+        raise Unreadable(f"{name}: the pickle wants to call {made.name[:99]!r}, which is refused")
     match made.state:
         case (int(), tuple(shape), _Made(name="numpy dtype", args=(str(kind), *_)), False, data):
             whole = all(type(n) is int and n >= 0 for n in shape)

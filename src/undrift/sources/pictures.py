@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from undrift.errors import MissingExtra
+from undrift.guarded.binary import parse_npy
+from undrift.guarded.limits import check
+from undrift.guarded.text import parse_json
 from undrift.sources.examples import Bytes8, Pixels, Unreadable
 
 ARRAYS = ("train_x.npy", "train_y.npy", "test_x.npy", "test_y.npy")
@@ -18,7 +20,6 @@ MOSAIC_FILES = (*MOSAICS, "test.webp", "train_y.npy", "test_y.npy")
 ROWS = tuple(f"data_batch_{i}.png" for i in range(1, 6))
 ROW_FILES = (*ROWS, "test_batch.png", "train_lables.json", "test_lables.json")  # spelled so
 SIDE = 32  # pixels of a picture
-LARGEST = 2**24  # pixels of one picture file
 
 
 def read_arrays(files: Mapping[str, bytes]) -> Pixels:
@@ -64,8 +65,7 @@ def _picture(data: bytes, name: str) -> Bytes8:
     image = need_pillow()
     try:
         with image.open(io.BytesIO(data), formats=("WEBP", "PNG")) as opened:
-            if opened.width * opened.height > LARGEST:
-                raise Unreadable(f"it claims {opened.width}x{opened.height} pixels")
+            check("picture_pixels", "pixels that it claims", opened.width * opened.height)
             return np.asarray(opened.convert("RGB"))
     except Exception as error:  # pillow's decoders raise all kinds on broken files
         raise Unreadable(f"{name} is no complete picture ({error})") from error
@@ -87,18 +87,18 @@ def _rows(picture: Bytes8, name: str) -> Bytes8:
 
 def _array(data: bytes, name: str) -> Bytes8:
     try:
-        array = np.load(io.BytesIO(data), allow_pickle=False)
-    except Exception as error:  # so does numpy
+        array = parse_npy(data)
+    except Unreadable as error:
         raise Unreadable(f"{name} is no complete array ({error})") from error
-    if not isinstance(array, np.ndarray) or array.dtype != np.uint8:
+    if array.dtype != np.uint8:
         raise Unreadable(f"{name} is no array of unsigned bytes")
     return array
 
 
 def _numbers(data: bytes, name: str) -> Bytes8:
     try:
-        numbers = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        numbers = parse_json(data)
+    except Unreadable as error:
         raise Unreadable(f"{name} is no complete json ({error})") from error
     good = isinstance(numbers, list) and all(type(v) is int and 0 <= v < 256 for v in numbers)
     if not good:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -16,9 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from undrift.errors import ConfigError, DataError
+from undrift.guarded.binary import BROKEN, open_entry, open_zip
+from undrift.guarded.text import lines_of
 from undrift.models.settings import whole
-from undrift.sources.boxes import BROKEN
-from undrift.sources.examples import Examples, Info
+from undrift.sources.examples import Examples, Info, Unreadable
 from undrift.sources.glove import read_glove
 from undrift.sources.kept import KeptFiles, KeptSet, Layout, leaf_layouts, need
 from undrift.sources.leaf import read_leaf
@@ -163,18 +163,17 @@ def _tweets(path: Path) -> Iterator[Tweet]:
     """Read the csv, alone or inside the official zip."""
     try:
         with ExitStack() as stack:
-            raw: IO[bytes]
+            raw: IO[bytes] = stack.enter_context(path.open("rb"))
             if path.suffix == ".zip":
-                raw = stack.enter_context(stack.enter_context(zipfile.ZipFile(path)).open(CSV))
-            else:
-                raw = stack.enter_context(path.open("rb"))
+                archive = stack.enter_context(open_zip(raw))
+                raw = stack.enter_context(open_entry(archive, archive.getinfo(CSV)))
             text = io.TextIOWrapper(raw, encoding="latin-1", newline="")
-            rows = csv.reader(text)
+            rows = csv.reader(lines_of(text))
             for row in rows:
                 yield _tweet(row, path, rows.line_num)
-    except DataError:
-        raise
-    except (*BROKEN, csv.Error) as error:
+    except (OSError, *BROKEN, csv.Error) as error:
+        if isinstance(error, DataError) and not isinstance(error, Unreadable):
+            raise
         raise DataError(f"{path} cannot be read ({error}): put the official file there") from error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import lzma
 import re
 import string
 from collections.abc import Iterator, Sequence
@@ -16,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from undrift.errors import DataError
+from undrift.guarded.binary import unxz
+from undrift.guarded.text import read_bytes
 from undrift.models.settings import whole
-from undrift.sources.boxes import LARGEST
 from undrift.sources.examples import Examples, Info
 from undrift.sources.kept import KeptFiles, KeptSet, Layout, leaf_layouts, need
 from undrift.sources.leaf import read_leaf
@@ -147,10 +147,8 @@ def _speakers(path: Path) -> Iterator[tuple[str, str]]:
 
 def _text(path: Path) -> str:
     try:
-        with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
-            data = file.read(LARGEST + 1)
-        if len(data) > LARGEST:
-            raise ValueError("it is larger than any such text")
+        data = read_bytes(path, "text_bytes")
+        data = unxz(data, "text_bytes") if path.suffix == ".xz" else data
         return data.decode("utf-8-sig").replace("\r\n", "\n")
-    except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}): put a complete text there") from error

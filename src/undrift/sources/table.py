@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from undrift.data.partitions import per_client_test
 from undrift.errors import ConfigError, DataError, unknown_name
+from undrift.guarded.limits import limit, over
 from undrift.models.settings import number, whole
 from undrift.sources.columns import Codes, Column, Table, Wish, check_numbers
 from undrift.sources.delimited import Delimited
@@ -99,14 +101,16 @@ def open_table(path: Path | str) -> TableFile:
 
 
 def _check_header(opened: TableFile) -> None:
+    seen: set[str] = set()
     for k, name in enumerate(opened.names):
         if not name:
             raise DataError(
                 f"{opened.path}: column {k + 1} has no name; name it, or write the table without "
                 "its index"
             )
-        if name in opened.names[:k]:
+        if name in seen:
             raise DataError(f"{opened.path}: two columns are named {name!r}; rename one")
+        seen.add(name)
 
 
 def _roles(
@@ -119,14 +123,15 @@ def _roles(
     # pandas keeps an index that counts nothing under such a name
     others = [n for n in opened.names if n not in special and not n.startswith("__index_level_")]
     chosen = others if features is None else list(features)
+    known = set(opened.names)
     for name in (*special, *chosen):
-        if name not in opened.names:
+        if name not in known:
             raise DataError(str(unknown_name("column", name, opened.names, str(opened.path))))
     asked = [*special, *chosen]
-    twice = [name for k, name in enumerate(asked) if name in asked[:k]]
-    if twice:
+    twice = next((name for name, count in Counter(asked).items() if count > 1), None)
+    if twice is not None:
         raise DataError(
-            f"{opened.path}: column {twice[0]!r} is asked for two times; target, client and "
+            f"{opened.path}: column {twice!r} is asked for two times; target, client and "
             "features must differ"
         )
     if not chosen:
@@ -135,7 +140,8 @@ def _roles(
 
 
 def _read(opened: TableFile, wishes: Mapping[str, Wish]) -> Table:
-    missing = [name for name in wishes if name not in opened.names]
+    known = set(opened.names)
+    missing = [name for name in wishes if name not in known]
     if missing:
         raise DataError(str(unknown_name("column", missing[0], opened.names, str(opened.path))))
     made = opened.read(wishes)
@@ -207,7 +213,11 @@ def _scale(column: Column, rows: Mask, standardise: bool) -> Scale:
 def _encoded(made: Table, roles: Roles, scales: Sequence[Scale], rows: Mask) -> Tensor:
     """Put the features of some rows side by side: numbers, flags, one column per text."""
     columns = [made.columns[name] for name in roles.features]
-    x = np.zeros((int(rows.sum()), sum(map(_width, columns))), dtype=np.float32)
+    width = sum(map(_width, columns))
+    if len(rows) * width > limit("table_values"):
+        cause = over("table_values", "numbers of its features", len(rows) * width)
+        raise DataError(f"{made.place.path}: {cause}; or leave columns out with features=[...]")
+    x = np.zeros((int(rows.sum()), width), dtype=np.float32)
     start = 0
     for column, scale in zip(columns, scales, strict=True):
         values = column.values[rows]

@@ -16,17 +16,18 @@ TESTS = Path(__file__).parent.parent
 OLD_AGE = 240  # seconds until a process that hangs is given up
 
 
-def ask(module, place, *words, hash_seed=None):
-    """Run `main(place, *words)` of a module of this folder in a new process; give its answer."""
-    env = {**os.environ, "PYTHONPATH": str(TESTS)}
+def ask(module, place, *words, main="main", hash_seed=None, patience=OLD_AGE):
+    """Run a function of a module of this folder in a new process; give its answer."""
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": path.rstrip(os.pathsep)}
     env |= {} if hash_seed is None else {"PYTHONHASHSEED": str(hash_seed)}
-    code = f"from reliability import forked, {module}; forked.answer({module}.main)"
+    code = f"from reliability import forked, {module}; forked.answer({module}.{main})"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code, str(place), *words],
         env=env,
         capture_output=True,
         text=True,
-        timeout=OLD_AGE,
+        timeout=patience,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

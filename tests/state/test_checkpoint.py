@@ -417,3 +417,21 @@ def test_a_save_sweeps_what_killed_processes_left(tmp_path):
     (tmp_path / ".undrift-tmp-4194305-round-00000001.undrift").touch()
     filled(tmp_path, (1,))
     assert os.listdir(tmp_path) == ["round-00000001.undrift"]
+
+
+def test_after_a_load_what_a_killed_save_had_to_delete_is_deleted(tmp_path, monkeypatch):
+    folder = filled(tmp_path, (1, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "_prune", lambda: None)  # killed before it
+        folder.save(3, tensors(3), {}, CONFIG)
+    again = CheckpointFolder(tmp_path)
+    assert again.load(CONFIG).round == 3 and again.rounds == [1, 2, 3]
+    again.tidy()
+    assert again.rounds == [2, 3]
+    (tmp_path / "round-00000003.undrift").write_bytes(b"torn")
+    folder.save(3, tensors(3), {}, CONFIG)
+    (tmp_path / "round-00000003.undrift").write_bytes(b"torn")
+    other = CheckpointFolder(tmp_path)
+    assert other.load(CONFIG).round == 2
+    other.tidy()
+    assert other.rounds == [2, 3], "nothing has taken its place yet"

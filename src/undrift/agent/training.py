@@ -108,6 +108,7 @@ class Training:
         found = self._checkpoints.load(self._config())
         if found is None:
             return
+        self._checkpoints.tidy()
         policy, kept = self.model.policy, found.tensors
         policy.load_state_dict({n: kept[f"policy.{n}"] for n in policy.state_dict()})
         state: dict[int, dict[str, Tensor]] = {}

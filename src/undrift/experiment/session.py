@@ -66,6 +66,7 @@ class Session:
         # only now: what cannot be built, or is damaged, is left as it was
         folder.begin(job.table())
         self.past = folder.cut(self.trainer.rounds_done)
+        self.trainer.keeper.tidy(folder.checkpoint)
         device = self.trainer.engine.device
         folder.started(environment(device, self.trainer.rounds_done, job.home))
         self.measure.before = self.trainer.server

@@ -115,6 +115,11 @@ class CheckpointFolder:
             self._newest, self._corrupt = found.round, set(corrupt)
         return found
 
+    def tidy(self) -> None:
+        """After a load, delete what a save that was killed had still to delete."""
+        if not self._corrupt:  # else the next save knows what took the place of a corrupt one
+            self._prune()
+
     def kept(self) -> list[Checkpoint]:
         """Read the newest `keep` sound checkpoints: what a later fallback may go back to."""
         # Not all there are: a deletion that a power cut undid must not come back to life.

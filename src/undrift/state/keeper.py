@@ -63,6 +63,10 @@ class Keeper:
         self._protect({c.round: _light(part_of(c.tensors, CLIENTS)) for c in kept})
         return found
 
+    def tidy(self, folder: Path | str | CheckpointFolder) -> None:
+        """After a load, delete what a save that was killed had still to delete."""
+        self._folder(folder).tidy()
+
     def _first_whole(self, kept: Sequence[Checkpoint]) -> Checkpoint:
         for number, found in enumerate(kept, 1):
             try:

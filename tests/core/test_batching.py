@@ -51,6 +51,9 @@ FUNCTIONS = {
     "weight norm of all": lambda w: torch._weight_norm(w.view(5, 6), w.view(5, 6)[0, 0], -1),
     "bilinear": lambda w: F.bilinear(fixed(4, 3), fixed(4, 5), w.view(2, 3, 5), w[:2]),
     "bilinear, no bias": lambda w: F.bilinear(fixed(3), fixed(5), w.view(2, 3, 5)),
+    "prelu": lambda w: F.prelu(w.view(2, 3, 5), w[:1]),
+    "prelu by channel": lambda w: F.prelu(w.view(2, 3, 5), w[:3]),
+    "one hot": lambda w: F.one_hot(WORDS, 5).to(w) @ w[:5],
     "sums": bag(mode="sum"),
     "sums of known": bag(mode="sum", padding_idx=0),
     "means": bag(),
@@ -132,6 +135,45 @@ def test_layers_without_a_batching_rule_train_as_in_the_reference(name, caplog):
     assert "batching rule" not in caplog.text
 
 
+def test_classes_and_outputs_may_be_written_as_torch_users_do(caplog):
+    """One-hot targets in a loss, and results that are written into memory made before."""
+
+    def written(layer: nn.Module, x: Tensor) -> Tensor:
+        h = torch.zeros(len(x), 3, dtype=x.dtype)
+        outputs = torch.empty(len(x), 2, 3, dtype=x.dtype)
+        for t in range(2):
+            h += layer(x + t).tanh()
+            outputs[:, t] = h
+        return outputs.mean(1)
+
+    def loss(value: Tensor, target: Tensor) -> Tensor:
+        return (value - F.one_hot(target, 3)).pow(2).sum(-1)
+
+    clients = [(numbers(n, 6) + n, torch.arange(n) % 3) for n in (5, 2, 7)]
+    for algorithm in (fl.fedavg, fl.moon, fl.qfedavg):  # the model of all is read, too
+        found = []
+        for options in ({"engine": "reference"}, {}, {"graph": True}):
+            net = nn.Sequential(Of(seeded(nn.Linear, 6, 3), written), seeded(nn.Linear, 3, 3))
+            task = fl.Task(net, loss, dtype=torch.float64, feature="1:input")
+            run = fl.Trainer(task, fl.Federation.of(clients), algorithm(0.1), **options)
+            run.run(2)
+            found.append(run.server.w)
+            close(found[-1], found[0])
+    assert not caplog.messages
+
+
+def test_examples_that_mix_are_refused_though_the_loss_ignores_them():
+    """Padding would change what the module says of an example without a loss."""
+
+    def mixed(layer: nn.Module, x: Tensor) -> Tensor:
+        return F.normalize(layer(x - x.mean(0)), dim=-1)
+
+    clients = [(numbers(n, 6), torch.zeros(n, dtype=torch.int64)) for n in (5, 4)]
+    task = fl.Task(Of(seeded(nn.Linear, 6, 3), mixed), nn.CrossEntropyLoss(ignore_index=0))
+    with pytest.raises(TaskError, match="influence each other"):
+        fl.Trainer(task, fl.Federation.of(clients), fl.fedavg(0.1))
+
+
 def unpooled(layer: nn.Module, x: Tensor) -> Tensor:
     y, at = F.max_pool1d(layer(x)[:, None], 2, return_indices=True)
     return F.max_unpool1d(y, at, 2).squeeze(1)
@@ -195,7 +237,7 @@ def test_other_numbers_for_many_clients_are_refused():
     def wrong(layer: nn.Module, x: Tensor) -> Tensor:
         return Wrong.apply(layer(x))
 
-    with pytest.raises(TaskError, match="other losses for many clients at once"):
+    with pytest.raises(TaskError, match="other numbers for many clients at once"):
         trainer(Of(nn.Linear(6, 3), wrong))
 
 

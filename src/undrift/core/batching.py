@@ -20,11 +20,15 @@ from torch.overrides import TorchFunctionMode
 from undrift.core.recurrent import Cell, gru_move, relu_move, tanh_move
 
 
-def batching() -> AbstractContextManager[Any]:
-    """Give the context of a module's call: it exchanges functions under vmap, and only there."""
+def batching(*given: Tensor) -> AbstractContextManager[Any]:
+    """Give the context of a call of a user's code: it exchanges functions under vmap alone.
+
+    Where tensors are given, each client gets its own of whatever the code makes if it has its own
+    of one of these: the code may write into it what differs between clients.
+    """
     levels = _functorch.get_interpreter_stack() or ()
     mapped = any(level.key() == _functorch.TransformType.Vmap for level in levels)
-    return Batching() if mapped else nullcontext()
+    return Batching(*given) if mapped else nullcontext()
 
 
 class Batching(TorchFunctionMode):
@@ -33,6 +37,11 @@ class Batching(TorchFunctionMode):
     While a mode is on, torch leaves its fused paths for evaluation (`nn.MultiheadAttention`,
     `nn.TransformerEncoder`) aside, for which vmap has no rule either.
     """
+
+    def __init__(self, *given: Tensor) -> None:
+        super().__init__()
+        none = [t.detach().flatten()[:0].isnan().any() for t in given]  # False, for every client
+        self._own = torch.stack(none).any() if given else None
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -44,7 +53,10 @@ class Batching(TorchFunctionMode):
         given = dict(kwargs or {})
         if given.get("memory_format") in CHANNELS_LAST:  # it changes no number, and vmap has no way
             given["memory_format"] = torch.contiguous_format
-        return EXCHANGED.get(function, function)(*args, **given)
+        found = EXCHANGED.get(function, function)(*args, **given)
+        if self._own is None or function not in MAKERS:
+            return found
+        return torch.where(self._own, found, found)  # the same numbers, for every client
 
 
 CHANNELS_LAST = (torch.channels_last, torch.channels_last_3d)
@@ -73,6 +85,13 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
 def _bilinear(a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     y = torch.einsum("...i,oij,...j->...o", a, weight, b)
     return y if bias is None else y + bias
+
+
+def _prelu(input: Tensor, weight: Tensor) -> Tensor:
+    """Weigh negative numbers, one channel like the other or each by its own."""
+    if weight.numel() > 1:
+        weight = weight.view(-1, *[1] * (input.dim() - 2))
+    return torch.where(input > 0, input, weight * input)
 
 
 def _embedding_bag(
@@ -132,16 +151,33 @@ def _solve(a: Tensor, b: Tensor, *, left: bool = True, **more: Any) -> Tensor:
     return found
 
 
+def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    """Compare with every class; how many there are is not read off the numbers."""
+    if num_classes < 0:
+        return F.one_hot(tensor, num_classes)
+    return (tensor.unsqueeze(-1) == torch.arange(num_classes, device=tensor.device)).long()
+
+
+# Functions whose results are new memory, which others may be written into.
+MAKERS = frozenset(
+    (
+        *(torch.zeros, torch.ones, torch.empty, torch.full, torch.eye, torch.arange, torch.tensor),
+        *(torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, torch.clone),
+        *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full, Tensor.clone),
+    )
+)
 EXCHANGED: dict[Any, Callable[..., Any]] = {
     F.scaled_dot_product_attention: _attention,
     torch._weight_norm: _weight_norm,
     torch.bilinear: _bilinear,
+    torch.prelu: _prelu,
     F.embedding_bag: _embedding_bag,
     torch.rnn_tanh_cell: _cell(tanh_move),
     torch.rnn_relu_cell: _cell(relu_move),
     torch.gru_cell: _cell(gru_move),
     torch.lstm_cell: _lstm_cell,
     torch.linalg.solve: _solve,
+    F.one_hot: _one_hot,
     # asked before texts become nested tensors, which vmap cannot hold
     torch._nested_tensor_from_mask_left_aligned: lambda x, mask: False,
 }

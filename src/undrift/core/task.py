@@ -114,6 +114,7 @@ class Task:
         self.seam: Seam | None = None  # how an engine lets layers multiply; None: as torch does
         # what every call of the module happens inside of, where functions are exchanged
         self.around: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self.writes = False  # whether the module writes into tensors that it makes
         self.precision: str | None = None  # of products; None: as torch has it
         self.module = prepare(module).to(dtype=dtype)
         self.eval_module = copy.deepcopy(self.module).eval()
@@ -178,7 +179,8 @@ class Task:
         values = {**parameters, **self.named_buffers(buffers)}
         values |= {alias: parameters[name] for alias, name in self.aliases.items()}
         run.seam = run.seam or self.seam
-        with running(run), batching(), self.around():
+        own = (next(iter(parameters.values())), x) if self.writes else ()
+        with running(run), batching(*own), self.around():
             module = self.module if run.training else self.eval_module
             value = functional_call(module, values, (x,), tie_weights=False)
         features = run.notes.get("features")
@@ -226,13 +228,15 @@ class Task:
 
     def losses(self, value: Tensor, target: Tensor) -> Values:
         """Loss of every example, with its weight where the loss has some."""
-        loss = self.loss(value, target)
+        with batching():
+            loss = self.loss(value, target)
         check_values("the loss", loss, len(target))
         return loss
 
     def measured(self, value: Tensor, target: Tensor) -> dict[str, Values]:
         """Every metric of every example."""
-        found = {n: metric(value, target) for n, metric in self.metrics.items()}
+        with batching():
+            found = {n: metric(value, target) for n, metric in self.metrics.items()}
         for name, values in found.items():
             check_values(f"metric {name!r}", values, len(target))
         return found

@@ -32,46 +32,75 @@ def check_vectorises(task: Task, batch: Batch) -> None:
             "an embedding with scale_grad_by_freq=True counts padded rows too; leave it out, or "
             "use engine='reference', which does not pad"
         )
-    w, buffers = task.initial()
-    key = torch.zeros((), dtype=torch.int64, device=w.device)
-
-    def loss(v: Tensor, batch: Batch, key: Tensor) -> Tensor:
-        return task.mean_loss(task.forward(v, buffers, batch.x, Pass(batch.mask, key, True)), batch)
-
-    def told(training: bool, v: Tensor, batch: Batch, key: Tensor) -> Tensor:
-        run = Pass(batch.mask, key if training else None, training)
-        return torch.stack(
-            shares(task.losses(task.forward(v, buffers, batch.x, run).value, batch.y))
-        )
-
-    # more clients than examples: a rule that takes one axis for the other fails here
-    cohort = tree_map(lambda v: v.expand(3, *v.shape).clone(), (w, batch, key))
-    cohort[0][1:] *= w.new_tensor([[0.9], [0.8]])
-    try:
-        with _one_by_one_is_told():
-            vmap(grad(loss))(*cohort)
-        with torch.no_grad():
-            found = [vmap(partial(told, training))(*cohort)[1] for training in (True, False)]
-    except UndriftError:
-        raise
-    except Exception as error:
+    trial, errors = _Trial(task, batch), []
+    for task.writes in (False, True):  # tensors of every client's own only where it takes them
         try:
-            grad(loss)(w, batch, key)
-        except Exception as alone:
-            raise TaskError(f"this module cannot be trained: {alone}") from alone
+            found = trial.many()
+            break
+        except UndriftError:
+            raise
+        except Exception as error:
+            errors.append(error)
+    else:
+        trial.one()
         raise TaskError(
-            f"this module cannot be trained for many clients at once{_place(task, error)} "
-            f"({error}); "
-            "engine='reference' trains one client at a time"
-        ) from error
-    with torch.no_grad():
-        wanted = [told(training, 0.9 * w, batch, key) for training in (True, False)]
+            f"this module cannot be trained for many clients at once{_place(task, errors[0])} "
+            f"({errors[0]}); engine='reference' trains one client at a time"
+        ) from errors[0]
+    wanted = trial.alone()
     if not all(torch.allclose(a, b, 1e-2, 1e-3, True) for a, b in zip(found, wanted, strict=True)):
         raise TaskError(
-            "torch computes other losses for many clients at once than for one with this module; "
+            "torch computes other numbers for many clients at once than for one with this module; "
             "engine='reference' trains one client at a time"
         )
-    _check_padding(task, batch)
+    _check_padding(trial)
+
+
+class _Trial:
+    """A step, and a look without a gradient in training and in evaluation."""
+
+    def __init__(self, task: Task, batch: Batch) -> None:
+        self.task, self.batch, (self.w, self.buffers) = task, batch, task.initial()
+        self.key = torch.zeros((), dtype=torch.int64, device=self.w.device)
+
+    def loss(self, w: Tensor, batch: Batch, key: Tensor) -> Tensor:
+        """Give what a step differentiates."""
+        run = Pass(batch.mask, key, True)
+        return self.task.mean_loss(self.task.forward(w, self.buffers, batch.x, run), batch)
+
+    def told(self, training: bool, w: Tensor, batch: Batch, key: Tensor) -> list[Tensor]:
+        """Give what the module says of every example, and the losses."""
+        run = Pass(batch.mask, key if training else None, training)
+        value = self.task.forward(w, self.buffers, batch.x, run).value
+        said = [value] if isinstance(value, Tensor) else []
+        return [*said, *shares(self.task.losses(value, batch.y))]
+
+    def many(self) -> list[Tensor]:
+        """Take four clients at once; give what the second is told."""
+        # more clients than examples: a rule that takes one axis for the other fails here
+        given = (self.w, self.batch, self.key)
+        cohort = tree_map(lambda v: v.expand(4, *v.shape).clone(), given)
+        cohort[0][1:] *= self.w.new_tensor([[0.9], [0.8], [0.7]])
+        with _one_by_one_is_told():
+            vmap(grad(self.loss))(*cohort)
+            with torch.no_grad():
+                ways = [vmap(partial(self.told, way))(*cohort) for way in (True, False)]
+                return [v[1] for told in ways for v in told]
+
+    @torch.no_grad()
+    def alone(self) -> list[Tensor]:
+        """Give what the second client is told in a call of its own."""
+        given = (0.9 * self.w, self.batch, self.key)
+        return [v for way in (True, False) for v in self.told(way, *given)]
+
+    def one(self) -> None:
+        """Take a step of one client; one that fails alone does not fail for being many."""
+        try:
+            grad(self.loss)(self.w, self.batch, self.key)
+        except Exception as error:
+            raise TaskError(
+                f"this module cannot be trained{_place(self.task, error)}: {error}"
+            ) from error
 
 
 def _place(task: Task, error: BaseException) -> str:
@@ -119,21 +148,18 @@ def _one_by_one_is_told() -> Iterator[None]:
             warnings.warn_explicit(other.message, other.category, other.filename, other.lineno)
 
 
-def _check_padding(task: Task, batch: Batch) -> None:
+def _check_padding(trial: _Trial) -> None:
     """Refuse a module or loss that mixes examples: padding would change its results."""
-    w, buffers = task.initial()
-    key = torch.zeros((), dtype=torch.int64, device=w.device)
-
-    def losses(x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        out = task.forward(w, buffers, x, Pass(mask, key, True))
-        return torch.stack(shares(task.losses(out.value, y)))[:, : len(batch.x)]
-
+    rows = len(trial.batch.x)
+    x, y = (torch.cat([v, v.flip(0)[:1]]) for v in (trial.batch.x, trial.batch.y))
+    mask = torch.cat([trial.batch.mask, trial.batch.mask.new_zeros(1)])
     with torch.no_grad():
-        x, y = (torch.cat([v, v.flip(0)[:1]]) for v in (batch.x, batch.y))
-        mask = torch.cat([batch.mask, batch.mask.new_zeros(1)])
-        alone, padded = losses(batch.x, batch.y, batch.mask), losses(x, y, mask)
-    if not torch.allclose(alone, padded, rtol=1e-3, atol=1e-5, equal_nan=True):
-        raise TaskError(
-            "the examples of a batch influence each other in this module or loss, so that padding "
-            "to a common length would change its results; engine='reference' does not pad"
-        )
+        alone = trial.told(True, trial.w, trial.batch, trial.key)
+        padded = trial.told(True, trial.w, Batch(x, y, mask, mask.long()), trial.key)
+    for a, b in zip(alone, padded, strict=True):
+        if not torch.allclose(a, b[:rows], rtol=1e-3, atol=1e-5, equal_nan=True):
+            raise TaskError(
+                "the examples of a batch influence each other in this module or loss, so that "
+                "padding to a common length would change its results; engine='reference' does "
+                "not pad"
+            )

@@ -113,8 +113,8 @@ class Vectorised(Engine):
             keep_freed_memory()
 
     def _first_batch(self) -> Batch:
-        """Take one or two examples of whoever has some."""
-        rows = self.federation.members[:2]
+        """Take up to three examples of whoever has some."""
+        rows = self.federation.members[:3]
         mask = torch.ones(len(rows), dtype=torch.bool, device=self.device)
         return Batch(self.federation.x[rows], self.federation.y[rows], mask, mask.long())
 

@@ -61,8 +61,10 @@ class Federation:
                 self.project, self.folder, client, place, loader
             ).answer
         if kind is not None:
-            bad = Silo(handlers[FIRST + MALICIOUS], lambda r: kind if r >= honest else None)
-            handlers[FIRST + MALICIOUS] = bad
+            past = self.folder / f"past-{self.runs}"
+            handlers[FIRST + MALICIOUS] = Silo(
+                handlers[FIRST + MALICIOUS], lambda r: kind if r >= honest else None, past
+            )
         return LocalGrid(handlers, {FIRST + client: client for client in range(3)})
 
     def ran(self, grid, **changes):
@@ -208,7 +210,8 @@ def test_a_node_with_the_key_of_another_cannot_be_told_and_harms_as_one_does(fed
     """A stolen key is that silo: a huge report of its second node is refused, and no other."""
     federation, kind = federations("fedavg"), REPORTS["finite and huge"]
     grid = federation.grid()
-    grid.handlers[99] = Silo(grid.handlers[FIRST + MALICIOUS], lambda r: kind)
+    past = federation.folder / "past-of-99"
+    grid.handlers[99] = Silo(grid.handlers[FIRST + MALICIOUS], lambda r: kind, past)
     grid.clients[99] = MALICIOUS
     found = federation.ran(grid)
     assert {one["client"] for one in found.refused} == {MALICIOUS}

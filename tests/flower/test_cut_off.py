@@ -34,12 +34,14 @@ VICTIM = 2
 class Tried:
     """A federation of three silos, one of which is behind a cable of its own."""
 
-    def __init__(self, place, rounds, **patience):
+    def __init__(self, place, rounds, prepared=None, **patience):
         settings = [*SETTINGS, f"rounds={rounds}"]
         assert main(["deploy", "init", str(place), "digits", *settings]) == 0
         path = place / "app" / "silos" / "federation.toml"
         table = read_table(path)
         path.write_text(write_table({**table, "patience": {**table["patience"], **patience}}))
+        if prepared is not None:
+            prepared(place)
         self.out, self.local = place / "run", Local(place)
         self.local.superlink()
         self.local.register()
@@ -60,25 +62,35 @@ class Tried:
 
     def missing(self):
         """The reports that did not come: (round, client)."""
-        return {(r["round"], c) for r in RunFolder(self.out).history() for c in r["skipped"]}
+        return missing_from(self.out)
 
     def assert_right(self):
         """Every number is that of a simulation that misses the same reports."""
-        table = read_table(self.local.place / "app" / "silos" / "experiment.toml")
-        trainer = build(Experiment.from_table({**table, "engine": {"use": "reference"}})).trainer
-        inner, missing = trainer.engine.run_clients, self.missing()
+        assert_right(self.local.place, self.out)
 
-        def skipping(algo, broadcast, clients, work):
-            for ids, states, reports, rows in inner(algo, broadcast, clients, work):
-                if (trainer.rounds_done + 1, ids[0]) in missing:
-                    rows = rows._replace(accepted=torch.zeros_like(rows.accepted))
-                yield ids, states, reports, rows
 
-        trainer.engine.run_clients = skipping
-        trainer.run(table["rounds"])
-        found = load_file(self.out / "model.safetensors")
-        for name, value in trainer.model().state_dict().items():
-            assert float((found[name] - value).abs().max()) <= 1e-10
+def missing_from(out):
+    return {(r["round"], c) for r in RunFolder(out).history() for c in r["skipped"]}
+
+
+def assert_right(place, out):
+    """Every number is that of a simulation that misses the same reports; tells which."""
+    table = read_table(place / "app" / "silos" / "experiment.toml")
+    trainer = build(Experiment.from_table({**table, "engine": {"use": "reference"}})).trainer
+    inner, missing = trainer.engine.run_clients, missing_from(out)
+
+    def skipping(algo, broadcast, clients, work):
+        for ids, states, reports, rows in inner(algo, broadcast, clients, work):
+            if (trainer.rounds_done + 1, ids[0]) in missing:
+                rows = rows._replace(accepted=torch.zeros_like(rows.accepted))
+            yield ids, states, reports, rows
+
+    trainer.engine.run_clients = skipping
+    trainer.run(table["rounds"])
+    found = load_file(out / "model.safetensors")
+    for name, value in trainer.model().state_dict().items():
+        assert float((found[name] - value).abs().max()) <= 1e-10
+    return missing
 
 
 @pytest.fixture

@@ -118,7 +118,8 @@ class Trainer:
         self.engine.check(algorithm, start, self.roster.lookers(0), first)
         if enrolled is None:
             admit_anyone(self.engine, algorithm, start, self.roster)
-        self._ready({"engine": engine, "state": state})
+        chosen = {n: options[n] for n in ("precision",) if options.get(n) is not None}
+        self._ready({"engine": engine, "state": state, **chosen})
 
     def _ready(self, described: dict[str, Any]) -> None:
         """Have what every trainer has, wherever its clients are."""
@@ -428,7 +429,8 @@ class Trainer:
         held = {f"{part}.{path}": one for part, seen in self.portraits().items()
                 for path, one in seen.unknown.items()}  # fmt: skip
         if held:
-            told = ", ".join(f"{path} ({type(one).__name__})" for path, one in held.items())
+            some = [f"{path} ({type(one).__name__})" for path, one in held.items()]
+            told = ", ".join([*some[:5], *(["..."] if len(some) > 5 else [])])
             log.warning(
                 "nobody can look into %s: whether it is as it was when the run was begun cannot "
                 "be told. Make it of attributes and tensors, or be sure of it yourself", told

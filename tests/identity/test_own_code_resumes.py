@@ -8,7 +8,7 @@ import undrift as fl
 from undrift.errors import ChangedExperiment
 from undrift.identity import unlike
 
-from .kinds import KINDS, Kind, built
+from .kinds import KINDS, Kind, built, trainer
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -174,3 +174,167 @@ def test_what_changes_no_number_is_no_difference(tmp_path, name):
     assert other.load(tmp_path / "run")
     for part, seen in first.portraits().items():
         assert unlike(seen, other.portraits()[part]) is None
+
+
+def test_another_precision_is_refused(tmp_path):
+    parts = ({}, {"precision": "float32"})
+    some = [trainer(dict(chosen)) for chosen in parts]
+    some[0].save(tmp_path)
+    with pytest.raises(ChangedExperiment, match=r"precision: stored \(absent\), given 'float32'"):
+        some[1].load(tmp_path)
+
+
+STABLE = {
+    "an autograd function": """
+class Twice(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return 2.0 * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2.0 * g
+
+def change(x):
+    return Twice.apply(x)
+""",
+    "an enumeration": """
+import enum
+
+class Kind(enum.Enum):
+    ONE = 1.0
+    TWO = 2.0
+
+class Flags(enum.IntFlag):
+    A = 1
+    B = 2
+
+def change(x, kind=Kind.TWO, flag=Flags.A | Flags.B):
+    return kind.value * x if kind is Kind.TWO and flag & Flags.A else x
+""",
+    "a named tuple and a dataclass": """
+from typing import NamedTuple
+
+class Pair(NamedTuple):
+    a: float
+    b: float = 2.0
+
+@dataclass(frozen=True, order=True)
+class Settings:
+    pair: Pair = Pair(1.0)
+    some: list = field(default_factory=lambda: [1.0])
+
+SETTINGS = Settings()
+
+def change(x):
+    return SETTINGS.pair.b * x
+""",
+    "abstract and generic classes, and a protocol": """
+import abc
+from typing import Generic, Protocol, TypeVar, cast
+
+T = TypeVar("T")
+
+class Base(abc.ABC, Generic[T]):
+    @abc.abstractmethod
+    def by(self) -> T: ...
+
+class Has(Protocol):
+    by: float
+
+class Real(Base[float]):
+    def by(self):
+        return cast(T, 2.0)
+
+REAL = Real()
+
+def change(x):
+    return REAL.by() * x if isinstance(REAL, Base) else x
+""",
+    "a function that chooses by type": """
+@functools.singledispatch
+def by(x):
+    return 2.0
+
+@by.register
+def _(x: int):
+    return 3.0
+
+def change(x):
+    return by(1.0) * x
+""",
+    "a context, a logger, a generator": """
+import logging
+from contextlib import contextmanager, suppress
+
+log = logging.getLogger(__name__)
+
+@contextmanager
+def around():
+    log.debug("here")
+    yield 2.0
+
+@torch.no_grad()
+def factor():
+    return sum(v for v in (1.0, 1.0))
+
+def change(x):
+    with around() as by, suppress(KeyError):
+        return by * factor() * x
+""",
+    "a class that is made in a function, and one that knows itself": """
+def maker(by):
+    class Scale:
+        def __call__(self, x):
+            return by * x if isinstance(self, Scale) else x
+    return Scale
+
+class Tree:
+    def __init__(self):
+        self.children, self.me = [], self
+        self.parent = [self.children]
+
+TREE, SCALE = Tree(), maker(2.0)()
+
+def change(x):
+    return SCALE(x) if TREE.me is TREE else x
+""",
+    "objects of many kinds": """
+import collections, datetime, decimal, fractions, pathlib, re, types, uuid
+import numpy as np
+
+HELD = [
+    collections.Counter("abc"), collections.deque([1, 2]), collections.OrderedDict(b=1, a=2),
+    collections.defaultdict(list, a=[1]), datetime.date(2020, 1, 2), decimal.Decimal("0.1"),
+    fractions.Fraction(1, 3), pathlib.PurePosixPath("/a"), re.compile("a+", re.I),
+    types.SimpleNamespace(a=1), types.MappingProxyType({"a": 1}), range(3), slice(1, 2), 1j, ...,
+    b"bytes", bytearray(b"more"), np.float32(0.5), np.arange(3), np.dtype("int8"), np.sqrt,
+    np.array([{"a": 1}], dtype=object), torch.float16, torch.device("cpu"), torch.Size([1, 2]),
+    torch.strided, torch.relu, torch.nn.functional.relu, torch.tensor(1.0).add, len, [].append,
+    {1: 2, None: 3, (1, 2): 4}, frozenset({1, "a"}), print, int, list[int], "\\ud800", 10**30,
+    torch.distributions.Normal(0.0, 1.0), nn.ReLU, nn.ReLU(), uuid.UUID(int=5), NotImplemented,
+]
+
+def change(x):
+    return len(HELD) * x
+""",
+}
+
+
+@pytest.mark.parametrize("name", STABLE)
+def test_code_of_every_sort_is_the_same_when_it_is_imported_again(tmp_path, name):
+    text = "def loss(output, target):\n    return change(plain(output, target))\n"
+    kind = Kind(STABLE[name] + text + "\nmade = dict(loss=loss)", "")
+    first = built(tmp_path / "one", kind, "")
+    first.round()
+    first.save(tmp_path / "run")
+    again = built(tmp_path / "again", kind, "")
+    assert again.load(tmp_path / "run")
+    assert unlike(first.portraits()["loss"], again.portraits()["loss"]) is None
+    assert not first.portraits()["loss"].unknown

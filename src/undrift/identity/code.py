@@ -48,6 +48,9 @@ def file_text(path: str) -> str | None:
         return None
 
 
+_read: dict[int, tuple[CodeType, Reads]] = {}
+
+
 class Reads(NamedTuple):
     """What code looks up elsewhere when it runs."""
 
@@ -58,6 +61,13 @@ class Reads(NamedTuple):
 
 def reads(code: CodeType) -> Reads:
     """List what code looks up, that of the functions inside of it included."""
+    known = _read.get(id(code))
+    if known is None:
+        known = _read[id(code)] = (code, _reads(code))
+    return known[1]
+
+
+def _reads(code: CodeType) -> Reads:
     looked: set[str] = set()
     imports: set[tuple[str, int]] = set()
     used: set[str] = set()

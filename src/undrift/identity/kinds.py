@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # What Python keeps in a class that decides nothing, or that its bases and fields tell.
 _KEPT = frozenset((
     "__module__", "__qualname__", "__name__", "__doc__", "__dict__", "__weakref__", "__slots__",
+    "__slotnames__",
     "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__",
     "__static_attributes__", "__firstlineno__", "__match_args__", "__abstractmethods__",
     "_abc_impl", "__parameters__", "__orig_bases__", "__type_params__", "__dataclass_fields__",

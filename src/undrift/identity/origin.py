@@ -66,6 +66,7 @@ def dotted(module: str | None, name: str = "") -> str:
     """Name something as a user names it, wherever its folder is and however it was started."""
     plain = plain_module(module or "")
     if plain in ("__main__", "__mp_main__"):
-        file = file_of("__main__")
-        plain = "__main__" if file is None else Path(file).stem
+        spec, file = getattr(sys.modules["__main__"], "__spec__", None), file_of("__main__")
+        stem = "__main__" if file is None else Path(file).stem
+        plain = stem if spec is None else spec.name  # python file.py, or python -m package.file
     return ".".join(part for part in (plain, name) if part)

@@ -28,7 +28,7 @@ from undrift.identity.content import PLAIN, of_array, of_tensor, of_values
 from undrift.identity.kinds import Kinds
 
 CODE = "code"
-MOST = 200_000  # objects that are looked at, and how deep
+MOST = 100_000  # objects that are looked at, and how deep
 DEEPEST = 150
 MADE = 1 << 9  # flag of a class that was made while a program runs
 WORD = 8  # bytes: what an attribute takes of an object
@@ -93,7 +93,7 @@ class Walk:
     def _opened(self, value: Any) -> Any:
         if isinstance(value, Tensor | np.ndarray | np.generic):
             return self._numbers(value)
-        if isinstance(value, type):
+        if issubclass(type(value), type):  # list[int] only says that it is one
             return self.kinds.name(value)
         if isinstance(value, FunctionType):
             return self.kinds.function(value)
@@ -103,8 +103,8 @@ class Walk:
             return self._module(value)
         if isinstance(value, dict | MappingProxyType | list | tuple | set | frozenset):
             return self._contents(value)
-        parts = self._parts(value)
-        return self._object(value) if parts is None else parts
+        form = next((form for kind, form in _FORMS if isinstance(value, kind)), Walk._object)
+        return form(self, value)
 
     # -- values ------------------------------------------------------------------------------
     def _numbers(self, value: Any) -> Any:
@@ -161,11 +161,6 @@ class Walk:
 
     def _key(self, key: Any) -> str:
         return f"({type(key).__name__} {key!r})" if type(key) in PLAIN else repr(self.look(key))
-
-    def _parts(self, value: Any) -> Any | None:
-        """Describe what Python itself makes of functions; None for anything else."""
-        form = next((form for kind, form in _FORMS if isinstance(value, kind)), None)
-        return None if form is None else form(self, value)
 
     # -- objects -----------------------------------------------------------------------------
     def _object(self, value: Any) -> Any:
@@ -240,6 +235,7 @@ def _cell(walk: Walk, value: CellType) -> Any:
     return walk.look(held)
 
 
+# what Python itself makes of functions
 _FORMS: list[tuple[Any, Callable[[Walk, Any], Any]]] = [
     (
         MethodType,
@@ -275,7 +271,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
         for name in _slots(base):
             if hasattr(value, name):
                 found[name] = getattr(value, name)
-    found.update(getattr(value, "__dict__", {}))
+    found.update(value.__dict__ if kind.__dictoffset__ else {})  # list[int] shows another's
     first = [f.name for f in fields(value)] if is_dataclass(value) else []
     for name in dict.fromkeys([*(n for n in first if n in found), *sorted(found, key=str)]):
         cached = getattr(kind, name, None)

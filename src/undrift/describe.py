@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
+from undrift import own
 from undrift.core.losses import LOSSES
 from undrift.core.task import Task
 from undrift.data.federation import Federation
@@ -102,6 +105,13 @@ def _content(federation: Federation) -> str:
     if isinstance(federation.x, Streamed) or federation in _unchanging:
         _digests[federation] = made
     return made
+
+
+def describe_own(table: Mapping[str, Any], home: Path | None) -> dict[str, Any]:
+    """Describe the code that an experiment names: its own, and all that this reads."""
+    with own.scope(home):
+        names = [name for name in own.foreign_names(table) if " = " not in name]
+        return {name: describe(own.imported(name)) for name in names}
 
 
 def describe_test(test: Any) -> Any:

@@ -18,6 +18,7 @@ from torch import Tensor
 from undrift.core.task import Task
 from undrift.data import Federation
 from undrift.data.checks import check_whole
+from undrift.describe import describe_own
 from undrift.errors import ConfigError, DataError, UndriftError
 from undrift.experiment.spec import Experiment
 from undrift.experiment.tables import read_table
@@ -58,7 +59,11 @@ class Project:
     def plan(self) -> str:
         """Name everything that both sides must agree on."""
         table = {n: v for n, v in self.experiment.to_table().items() if n not in _NOT_DECIDING}
-        told = [table, self.clients, self.example.words(), self.classes, __version__]
+        there = {
+            n: v for n, v in table.items() if n not in ("data", "partition")
+        }  # a node has its own
+        code = describe_own(there, self.experiment.home)
+        told = [table, self.clients, self.example.words(), self.classes, __version__, code]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
     def task(self) -> Task:

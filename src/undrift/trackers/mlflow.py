@@ -131,8 +131,9 @@ class Logged:
 
     def describe(self, values: Mapping[str, Any]) -> None:
         """Write the experiment's settings as parameters."""
-        param = self.entities.Param
-        params = [param(_allowed(n), str(v)[:VALUE_LENGTH]) for n, v in values.items()]
+        # shortened names may agree, of which a tracker would take one
+        named = {_allowed(n): str(v)[:VALUE_LENGTH] for n, v in values.items()}
+        params = [self.entities.Param(n, v) for n, v in named.items()]
         for part in _parts(params, PARAMETERS):
             self.client.log_batch(self.id, params=part)
 

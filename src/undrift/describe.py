@@ -109,9 +109,15 @@ def _content(federation: Federation) -> str:
 
 def describe_own(table: Mapping[str, Any], home: Path | None) -> dict[str, Any]:
     """Describe the code that an experiment names: its own, and all that this reads."""
+    found: dict[str, Any] = {}
     with own.scope(home):
-        names = [name for name in own.foreign_names(table) if " = " not in name]
-        return {name: describe(own.imported(name)) for name in names}
+        for name in own.foreign_names(table):
+            if " = " not in name:  # the address of a cluster
+                try:
+                    found[name] = describe(own.imported(name))
+                except (ImportError, AttributeError):
+                    found[name] = "(not found)"
+    return found
 
 
 def describe_test(test: Any) -> Any:

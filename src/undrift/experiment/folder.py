@@ -32,6 +32,8 @@ from undrift.guarded.text import lines_of, parse_json, read_text
 from undrift.rules.policy import copy_of_policy, is_kept_policy, use_kept_policies
 from undrift.state import disk
 from undrift.state.checkpoint import CheckpointFolder
+from undrift.state.plain import differences as changes_of
+from undrift.state.plain import told
 
 _MANY = "... and {} more; if nobody changed it, restore its experiment.toml, which is damaged"
 MAY_CHANGE = (
@@ -158,6 +160,17 @@ class RunFolder:
     def started(self, environment: Mapping[str, Any]) -> None:
         """Add one start to environment.json."""
         self._write_json("environment.json", {"starts": [*self.starts(), dict(environment)]})
+
+    def check_code(self, code: Mapping[str, Any]) -> None:
+        """Refuse a complete run of code that has changed since: its results are another's."""
+        last = self.starts()[-1:]
+        stored = last[0].get("code") if last and isinstance(last[0], dict) else None
+        changes = [] if stored is None else changes_of(stored, json.loads(json.dumps(_plain(code))))
+        if changes:
+            raise ChangedExperiment(
+                f"{self.path} is a complete run of other code:\n{told(changes)}\n"
+                "Choose another folder with --out, or undo the change to see its results"
+            )
 
     def home(self) -> Path | None:
         """Tell where the experiment file lay, whose folder has the run's own parts."""

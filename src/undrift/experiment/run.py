@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from undrift.data.checks import check_whole
-from undrift.describe import describe_test
+from undrift.describe import describe_own, describe_test
 from undrift.errors import ConfigError, DataError
 from undrift.experiment.events import Listener
 from undrift.experiment.exam import Exam, Paper
@@ -90,10 +90,12 @@ def finished(experiment: Experiment, folder: Path | str) -> History | None:
     place = RunFolder(folder)
     if not place.path.is_dir() or place.table() is None:
         return None
-    place.check(experiment.to_table())
+    table = experiment.to_table()
+    place.check(table)
     history = place.history()
     if place.summary() is None or len(history) < experiment.rounds:
         return None
+    place.check_code(describe_own(table, experiment.home))
     return History(tuple(history)[: experiment.rounds])
 
 
@@ -110,6 +112,10 @@ class ExperimentJob(Job):
     def table(self) -> Table:
         """Give everything that decides the run."""
         return self.experiment.to_table()
+
+    def code(self) -> dict[str, Any]:
+        """Describe the code that the table names."""
+        return describe_own(self.table(), self.home)
 
     def start(self, state_path: Path | None) -> tuple[Trainer, Measure]:
         """Build the world."""
@@ -210,6 +216,7 @@ def _in_folder(
                         shield.release()
                 history = session.close()
         else:
+            folder.check_code(job.code())
             history = History(tuple(history)[: job.rounds])
             job.restore(folder)
             for listener in listeners:

@@ -36,6 +36,10 @@ class Job:
         """Give everything that decides the run."""
         raise TypeError(f"{type(self).__name__} must define table")
 
+    def code(self) -> dict[str, Any]:
+        """Describe the code that the table names."""
+        return {}
+
     def start(self, state_path: Path | None) -> tuple[Trainer, Measure]:
         """Make the trainer and what measures it."""
         raise TypeError(f"{type(self).__name__} must define start")
@@ -68,7 +72,9 @@ class Session:
         self.past = folder.cut(self.trainer.rounds_done)
         self.trainer.keeper.tidy(folder.checkpoint)
         device = self.trainer.engine.device
-        folder.started(environment(device, self.trainer.rounds_done, job.home))
+        folder.started(
+            {**environment(device, self.trainer.rounds_done, job.home), "code": job.code()}
+        )
         self.measure.before = self.trainer.server
         self._saved, self._saved_at = self.trainer.rounds_done, time.monotonic()
         self.written = self.trainer.rounds_done  # how many rounds have their line

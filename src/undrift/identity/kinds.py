@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
@@ -138,7 +139,10 @@ class Kinds:
         spec = None
         for whole in ("." * level + name, f".{name}"):  # own parts see their neighbours
             with suppress(ImportError, ValueError, AttributeError):
-                spec = spec or find_spec(resolve_name(whole, package))
+                found = resolve_name(whole, package)
+                # to find a module in a package imports the package
+                there = found.rpartition(".")[0] in ("", *sys.modules)
+                spec = spec or find_spec(found if there else found.partition(".")[0])
         if spec is not None and spec.origin and origin(spec.name, spec.origin) == "own":
             self.walk.code[f"{dotted(spec.name)} (its file)"] = {"body": file_text(spec.origin)}
 

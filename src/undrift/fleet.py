@@ -88,7 +88,7 @@ class Fleet:
             population = trainer.roster.count
             turns.append(
                 _engine(trainer).turn(
-                    trainer.algorithm, one.server, one.cohort, population, one.everyone
+                    trainer.algorithm, one.server, one.cohort, population, one.known
                 )
             )
         found = self._runner_for(opened).run(turns)
@@ -122,7 +122,7 @@ class Fleet:
     def _runner_for(self, opened: Sequence[Opened]) -> DeviceRound:
         """Find the buffers that hold these cohorts, or make some."""
         shapes = [
-            _engine(trainer).shape(trainer.algorithm, one.cohort, one.everyone)
+            _engine(trainer).shape(trainer.algorithm, one.cohort, one.known.everyone)
             for trainer, one in zip(self.trainers, opened, strict=True)
         ]
         wanted = shapes[0]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from undrift.core.algorithm import Row, Server
-from undrift.core.tree import Tree
+from undrift.core.noise import Known
 from undrift.engines.engine import Assignment
 from undrift.engines.traffic import Traffic
 from undrift.norms import FACTOR, bounds, middle
@@ -49,7 +49,7 @@ class Opened(NamedTuple):
 
     server: Server
     cohort: Assignment
-    everyone: Tree
+    known: Known
     sent: Traffic  # before it
     holders: frozenset[int]
     started: float

@@ -28,6 +28,7 @@ from undrift.core.algorithm import (
     init_server,
     resize_server,
 )
+from undrift.core.noise import Known, Secret, draws_noise, hides_rows, row_noise, server_noise
 from undrift.core.random import Seeds
 from undrift.core.rule import Rule, Sizes, overrides
 from undrift.core.server import not_finite
@@ -44,6 +45,7 @@ from undrift.engines.traffic import NOTHING, Traffic, look_traffic, training_tra
 from undrift.errors import ConfigError, DataError, ServerError, UndriftError, unknown_name
 from undrift.identity import Portrait
 from undrift.judging import Judge
+from undrift.private_key import PrivateKey
 from undrift.roster import Roster
 from undrift.rounds import Advance, Judged, JudgedClients, Opened, Reading, RoundResult
 from undrift.rules.observe import LastModel
@@ -89,9 +91,11 @@ class Trainer:
         state: Place = "device",
         state_path: Path | None = None,
         enrolled: Iterable[int] | None = None,
+        private_key: Path | str | None = None,
         **options: Any,
     ) -> None:
         check_parts(task, federation, algorithm)
+        self.private_key = PrivateKey(_noisy(algorithm, private_key))
         if engine not in tuple(ENGINES):
             raise unknown_name("engine", engine, list(ENGINES), "Trainer")
         check_options(ENGINES[engine], options)
@@ -168,7 +172,7 @@ class Trainer:
         try:
             opened = self.open_round()
             server, outcome = self.engine.round(
-                self.algorithm, opened.server, opened.cohort, self.roster.count, opened.everyone
+                self.algorithm, opened.server, opened.cohort, self.roster.count, opened.known
             )
             return self.finished(opened, server, outcome)()
         finally:
@@ -194,7 +198,7 @@ class Trainer:
         if self.store.reads_ahead:
             with suppress(UndriftError):  # there need not be another round
                 self.store.prefetch(self.roster.cohort(self.rounds_done + 1, ordered=False).ids)
-        return Opened(server, cohort, self._everyone(), first, holders, started)
+        return Opened(server, cohort, self.known(cohort), first, holders, started)
 
     def finished(self, opened: Opened, server: Server, outcome: Outcome) -> Callable[[], Advance]:
         """Do what may still fail; the call that it gives makes the round the present."""
@@ -225,10 +229,30 @@ class Trainer:
         """Show the client states that belong to the present, whatever was interrupted before."""
         self.store.show(self._present.rows)
 
-    def _everyone(self) -> Tree:
-        """Tell what the record says of all clients, if a rule reads it."""
-        reads = any(rule.reads_everyone for rule in self.algorithm.chain)
-        return self.roster.lookers(self.rounds_done).info if reads else EMPTY
+    def known(self, cohort: Assignment) -> Known:
+        """Tell the server's half what it reads beside the reports: the record, and secret noise."""
+        algo = self.algorithm
+        reads = any(rule.reads_everyone for rule in algo.chain)
+        everyone = self.roster.lookers(self.rounds_done).info if reads else EMPTY
+        if not draws_noise(algo):
+            return Known(everyone)
+        size, device = len(self.server.w), self.engine.device
+        noise = server_noise(algo, size, self._secret(), self.rounds_done, device)
+        return Known(everyone, noise, self._row_noise("row", self.rounds_done, cohort.ids))
+
+    def _row_noise(self, hook: str, round: int, ids: Sequence[int]) -> tuple[Tree, ...] | None:
+        """Draw what clients add to the rows that leave them."""
+        algo = self.algorithm
+        if not hides_rows(algo):
+            return ()
+        return row_noise(algo, self.sizes, self._secret(), hook, round, ids, self.engine.device)
+
+    def _secret(self) -> Secret:
+        def described() -> dict[str, Any]:
+            told = self.describe()
+            return {n: told[n] for n in told if n not in ("undrift", *self._described)}
+
+        return self.private_key.secret(self.seeds, described)
 
     def _look(
         self, server: Server, cohort: Assignment | None
@@ -243,7 +267,8 @@ class Trainer:
             if only and not (kind == "once" and cohort is not None):
                 who = cohort if cohort is not None and kind == "cohort" else None
                 who = self.roster.lookers(self.rounds_done) if who is None else who
-                server, more = self._take_in(server, who, only)
+                seen = self.rounds_done + (cohort is not None)
+                server, more = self._take_in(server, who, only, seen)
                 sent, looked = sent.plus(more), looked.union(who.ids)
         return server, sent, looked
 
@@ -253,10 +278,11 @@ class Trainer:
         return frozenset(i for i, r in rules if overrides(r, "after_round") and r.refresh in kinds)
 
     def _take_in(
-        self, server: Server, who: Assignment, only: frozenset[int]
+        self, server: Server, who: Assignment, only: frozenset[int], round: int
     ) -> tuple[Server, Traffic]:
-        who = who.told()
-        after, rows = self.engine.look(self.algorithm, server, who, self.roster.count, only)
+        """Let clients look at the model after so many rounds."""
+        who, noise = who.told(), self._row_noise("after_round", round, who.ids)
+        after, rows = self.engine.look(self.algorithm, server, who, self.roster.count, only, noise)
         model = (server.w, server.buffers.floats)
         return after, look_traffic(model, [rows[i] for i in only], len(who.ids))
 
@@ -303,7 +329,8 @@ class Trainer:
         only = self._looking(*REFRESH)
         if not (newcomers and only and (self.rounds_done or self._present.begun)):
             return server
-        return self._take_in(server, self.roster.lookers(self.rounds_done, newcomers), only)[0]
+        who = self.roster.lookers(self.rounds_done, newcomers)
+        return self._take_in(server, who, only, self.rounds_done)[0]
 
     # -- reading back ------------------------------------------------------------------------
     def model(self) -> nn.Module:
@@ -403,8 +430,14 @@ class Trainer:
         self.settle()
         tensors = {f"server.{n}": v for n, v in named_leaves(self.server).items()}
         tensors["enrolled"] = torch.from_numpy(self.roster.enrolled)
+        self.keep_key(folder)
         meta = {"plan": self.engine.plan(), "holders": sorted(self._present.holders)}
         return self.keeper.save(folder, self.rounds_done, tensors, meta, self.describe())
+
+    def keep_key(self, folder: Path | str | CheckpointFolder) -> None:
+        """Keep the private key beside the checkpoints of a run that adds secret noise."""
+        if draws_noise(self.algorithm):
+            self.private_key.keep(_path(folder))
 
     def load(self, folder: Path | str | CheckpointFolder) -> bool:
         """Go on from the newest checkpoint whose client states are whole; False if there is none.
@@ -412,6 +445,8 @@ class Trainer:
         A checkpoint of another experiment is refused, with the difference.
         """
         found = self.keeper.load(folder, self.describe())
+        if draws_noise(self.algorithm):
+            self.private_key.load(_path(folder))  # it is there before the first checkpoint
         if found is None:
             return False
         self._warn_of_unknown()
@@ -443,6 +478,16 @@ def admit_anyone(engine: Engine, algorithm: Algorithm, start: Server, roster: Ro
         engine.admit(algorithm, start, roster.longest())
     if any(overrides(rule, "caution") for rule in algorithm.chain):
         engine.caution(algorithm, start, roster.longest())
+
+
+def _path(folder: Path | str | CheckpointFolder) -> Path:
+    return folder.path if isinstance(folder, CheckpointFolder) else Path(folder)
+
+
+def _noisy(algorithm: Algorithm, path: Path | str | None) -> Path | str | None:
+    if path is not None and not draws_noise(algorithm):
+        raise ConfigError("private_key: no part of this algorithm adds noise, so it has no use")
+    return path
 
 
 def _by_rule(rules: Sequence[Rule], states: Sequence[Tree]) -> dict[str, Tensor]:

@@ -55,11 +55,12 @@ def test_features_are_clipped_before_the_mean():
 
 
 @pytest.mark.parametrize("build", [fl.rfedavg, fl.rfedavg_plus])
-def test_pieces_and_engines_bring_the_same_noise(build, monkeypatch):
+def test_pieces_and_engines_bring_the_same_noise(build, monkeypatch, tmp_path):
     world, found = tiny_world(), []
     for piece, engine in ((256, "reference"), (2, "reference"), (2, "vectorised")):
         monkeypatch.setattr(engine_module, "PIECE", piece)
-        trainer = world.trainer(build(0.1, strength=0.3, noise=NOISE), engine=engine)
+        key = {"private_key": tmp_path / "key", "engine": engine}
+        trainer = world.trainer(build(0.1, strength=0.3, noise=NOISE), **key)
         trainer.run(3)
         found.append(numbers(trainer))
     for other in found[1:]:

@@ -103,6 +103,7 @@ class ServerView(NamedTuple):
     lr: Any  # local learning rate at the start of this round
     round: Tensor
     everyone: Tree = EMPTY  # ClientInfo of all that hold examples, if the rule reads it
+    noise: Tree = EMPTY  # float64, standard normal: as many numbers as `server_noise` asks for
 
 
 @record
@@ -201,7 +202,19 @@ class Rule:
         """Look at the NEW model (`view.w`) on `view.batch`; the mean reaches the server."""
         return EMPTY
 
+    def client_noise(self, sizes: Sizes) -> int:
+        """Count the secret standard normal numbers that `hide` adds to a client's row."""
+        return 0
+
+    def hide(self, row: Tree, noise: Tensor) -> Tree:
+        """Add noise to what leaves the client as a row, of `row` or of `after_round`."""
+        return row
+
     # -- server half ------------------------------------------------------------------------
+    def server_noise(self, parameters: int) -> int:
+        """Count the secret standard normal numbers that `server` finds in `view.noise`."""
+        return 0
+
     def init_server(self, w: Vec, sizes: Sizes) -> Tree:
         """State that the server keeps."""
         return EMPTY

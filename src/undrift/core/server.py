@@ -9,10 +9,13 @@ from torch import Tensor
 
 from undrift.core import tree
 from undrift.core.algorithm import Algorithm, Report, Row, Server
+from undrift.core.noise import Known, hidden
 from undrift.core.rule import Rule, ServerView
 from undrift.core.task import Buffers
 from undrift.core.tree import EMPTY, Tree
 from undrift.errors import ServerError, UndriftError
+
+NOTHING_KNOWN = Known()
 
 
 def server_round(
@@ -22,18 +25,22 @@ def server_round(
     rows: Row,
     ids: Tensor,
     population: int | Tensor,
-    everyone: Tree = EMPTY,
+    known: Known = NOTHING_KNOWN,
 ) -> Server:
     """Turn the SUM of the cohort's reports into the next server; `rows` has a leading axis C.
 
-    `everyone` is what the record says of all clients, where a rule reads it.
+    In a simulation the clients' noise is added here, before any rule sees their rows.
     """
+    rows = rows._replace(notes=hidden(algo, rows.notes, known.rows))
     report = tree.tree_map(lambda v: v.to(server.w.dtype) if v.is_floating_point() else v, report)
     update = algo.aggregate.finish(report.total)
-    view = _server_view(algo, server, report, rows, ids, population)._replace(everyone=everyone)
+    view = _server_view(algo, server, report, rows, ids, population)._replace(
+        everyone=known.everyone
+    )
     states = []
     for i, (rule, state) in enumerate(zip(algo.chain, server.states, strict=True)):
         own = view._replace(upload=_at(report.uploads, i), rows=_at(rows.notes, i))
+        own = own._replace(noise=_at(known.noise, i))
         try:
             update, state = rule.server(update, state, own)
         except Exception as error:
@@ -52,13 +59,13 @@ def checked_round(
     rows: Row,
     ids: Tensor,
     population: int | Tensor,
-    everyone: Tree = EMPTY,
+    known: Known = NOTHING_KNOWN,
 ) -> tuple[Server, Tensor]:
     """Run the server's half where nothing waits for its result; tell whether it is finite.
 
     If it is not, nobody's report counts: the server stays as it was, and the round counts.
     """
-    after = server_round(algo, server, report, rows, ids, population, everyone)
+    after = server_round(algo, server, report, rows, ids, population, known)
     sound = is_finite(algo, after) | (report.count == 0)
     return tree.where(sound, after, server._replace(round=server.round + 1)), sound
 

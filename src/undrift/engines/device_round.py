@@ -489,8 +489,8 @@ class DeviceRound:
         parts, found = split([servers.size for servers in all_servers]), list[Tensor]()
         for h, (servers, part) in enumerate(zip(all_servers, parts, strict=True)):
             total, own, who, people = tree_map(lambda v, part=part: v[part], told)
-            held, everyone = (self.buffers[f"{name} {g} {h}"] for name in ("server", "everyone"))
-            found.append(servers.round(held, total, own, who, people, everyone))
+            held, known = (self.buffers[f"{name} {g} {h}"] for name in ("server", "told"))
+            found.append(servers.round(held, total, own, who, people, known))
         return torch.cat(found)
 
 

@@ -27,6 +27,7 @@ from undrift.core.algorithm import (
     write_broadcast,
     write_personal,
 )
+from undrift.core.noise import Known, hidden
 from undrift.core.round import check_path, finite_rows
 from undrift.core.rule import ClientInfo, Lineup, overrides
 from undrift.core.server import is_finite, not_finite, server_after, server_round
@@ -201,7 +202,7 @@ class Engine:
 
     # -- the phases of a round -----------------------------------------------------------------
     def round(
-        self, algo: Algorithm, server: Server, work: Assignment, population: int, everyone: Tree
+        self, algo: Algorithm, server: Server, work: Assignment, population: int, known: Known
     ) -> tuple[Server, Outcome]:
         """Run both halves of a round; new client states are staged, not yet visible.
 
@@ -212,7 +213,7 @@ class Engine:
 
         def finished(outcome: Outcome) -> tuple[Server, list[str]]:
             report, rows, ids = outcome.report, outcome.rows, work.info.id
-            after = server_round(algo, server, report, rows, ids, population, everyone)
+            after = server_round(algo, server, report, rows, ids, population, known)
             if not bool(report.count > 0):
                 return after, []  # the server stays as it was
             return after, not_finite(algo, after)
@@ -293,13 +294,14 @@ class Engine:
 
     def look(
         self, algo: Algorithm, server: Server, work: Assignment, population: int,
-        only: frozenset[int],
+        only: frozenset[int], noise: tuple[Tree, ...] | None = (),
     ) -> tuple[Server, tuple[Tree, ...]]:  # fmt: skip
         """Let clients look at the new model, and the rules at places `only` take it in.
 
-        What clients sent that makes the server infinite is left out, as in a round.
+        Their rows get `noise` first, unless they added it themselves (None).  What clients sent
+        that makes the server infinite is left out, as in a round.
         """
-        rows = self.after(algo, server, work)
+        rows = hidden(algo, self.after(algo, server, work), noise)
         accepted = finite_rows(rows)
 
         def taken(out: frozenset[int]) -> Server:

@@ -28,6 +28,7 @@ from undrift.core.algorithm import (
     write_broadcast,
     write_personal,
 )
+from undrift.core.noise import Known
 from undrift.core.round import (
     client_begin,
     client_finish,
@@ -107,14 +108,14 @@ class Servers(Alike):
 
     def round(
         self, server: Server, total: Report, rows: Row, ids: Tensor, population: Tensor,
-        everyone: Tree,
+        known: Known,
     ) -> Tensor:  # fmt: skip
         """Turn the cohorts' sums into the next servers, which take the place of these.
 
         A population [E] is a whole number, of which rules make fractions.  Tells which servers [E]
         are finite; the others are refused and stay as they were.
         """
-        sound: Tensor = self._round(server, population, total, rows, ids, everyone)
+        sound: Tensor = self._round(server, population, total, rows, ids, known)
         return sound
 
     def _renewed(self, server: Server, *told: Any) -> Tree:
@@ -128,8 +129,8 @@ class Servers(Alike):
         return sound
 
     def _next(self, server: Server, population: Tensor, *told: Any) -> tuple[Server, Tensor]:
-        *cohort, everyone = told
-        after, sound = self._whole(server, *cohort, population.to(server.w.dtype), everyone)
+        *cohort, known = told
+        after, sound = self._whole(server, *cohort, population.to(server.w.dtype), known)
         return apart(server, after), sound
 
 

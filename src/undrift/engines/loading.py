@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from undrift.core.algorithm import Server
+from undrift.core.noise import Known
 from undrift.core.transfer import Mail
 from undrift.core.tree import Tree, tree_map
 from undrift.engines.engine import Assignment
@@ -87,7 +88,10 @@ class Loading:
             known = [self.returned.pop(i, None) for i in inside]
             if not all(turns[i].server is mine for i, mine in zip(inside, known, strict=True)):
                 self._put_rows(f"server {g} {h}", [turns[i].server for i in inside])
-            self._put_rows(f"everyone {g} {h}", [turns[i].everyone for i in inside])
+            self._put_rows(f"told {g} {h}", [self._known(turns[i].known) for i in inside])
+
+    def _known(self, known: Known) -> Known:
+        return known._replace(rows=self._padded(known.rows))
 
     def _put_rows(self, name: str, values: list[Tree]) -> None:
         """Write one tree per experiment, without putting them together elsewhere first."""

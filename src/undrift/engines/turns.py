@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from undrift.core.algorithm import Server
+from undrift.core.noise import Known
 from undrift.core.tree import Tree
 from undrift.data.work import Room
 from undrift.engines.engine import Assignment, Outcome
@@ -46,7 +47,7 @@ class Turn(NamedTuple):
     work: Assignment
     store: ClientStateStore  # has the states of these clients
     population: int
-    everyone: Tree
+    known: Known
 
 
 class Done(NamedTuple):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from undrift import native
 from undrift.core.algorithm import Algorithm, Broadcast, Client, Report, Row, Server
+from undrift.core.noise import Known
 from undrift.core.rule import Sizes
 from undrift.core.task import Batch, Task
 from undrift.core.tree import Tree, leaves, tree_map
@@ -200,14 +201,14 @@ class Vectorised(Engine):
         return self._bytes_each * len(work.clients)
 
     def round(
-        self, algo: Algorithm, server: Server, work: Assignment, population: int, everyone: Tree
+        self, algo: Algorithm, server: Server, work: Assignment, population: int, known: Known
     ) -> tuple[Server, Outcome]:
         """Run both halves of a round; on a CUDA device as graphs, where nothing has to wait."""
         if not self._fits_graphs(algo, work):
-            return super().round(algo, server, work, population, everyone)
-        turn = self.turn(algo, server, work, population, everyone)
+            return super().round(algo, server, work, population, known)
+        turn = self.turn(algo, server, work, population, known)
         try:
-            (done,) = self._runner(algo, turn.work, everyone).run([turn])
+            (done,) = self._runner(algo, turn.work, known.everyone).run([turn])
         except UndriftError:
             raise
         except Exception as error:
@@ -219,16 +220,16 @@ class Vectorised(Engine):
                 ) from error
             log.warning("rounds cannot be run as one (%s); they run piece by piece", error)
             self.graph = False
-            return super().round(algo, server, work, population, everyone)
+            return super().round(algo, server, work, population, known)
         self._has_run_as_one = True
         return self.take(algo, turn, done)
 
     def turn(
-        self, algo: Algorithm, server: Server, work: Assignment, population: int, everyone: Tree
+        self, algo: Algorithm, server: Server, work: Assignment, population: int, known: Known
     ) -> Turn:
         """Prepare a round on the device."""
         self.admit(algo, server, work)
-        return Turn(server, self.seated(work), self.store, population, everyone)
+        return Turn(server, self.seated(work), self.store, population, known)
 
     def take(self, algo: Algorithm, turn: Turn, done: Done) -> tuple[Server, Outcome]:
         """Stage the new states of a round on the device.
@@ -237,8 +238,8 @@ class Vectorised(Engine):
         device is not waited for, so there nobody's report counts.
         """
         if self.device.type == "cpu" and not bool(done.sound):
-            server, work, _, population, everyone = turn
-            return super().round(algo, server, work, population, everyone)
+            server, work, _, population, known = turn
+            return super().round(algo, server, work, population, known)
         if done.reserved is None:
             self.store.stage(turn.work.ids, done.states)
         else:

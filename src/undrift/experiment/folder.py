@@ -39,6 +39,7 @@ _MANY = "... and {} more; if nobody changed it, restore its experiment.toml, whi
 MAY_CHANGE = (
     *("rounds", "label", "name", "evaluate.target"),  # a longer run is the same run
     *("engine.actors", "engine.gpus", "engine.address"),  # and so is one with other owners
+    "engine.private_key",  # or with a key that lies elsewhere
 )
 
 

@@ -147,6 +147,8 @@ class EngineSettings:
 
     `precision`, on a GPU, is that of the operands: tf32, float32 (strict), bf16 or fp16.
     `ways` names how layers multiply, all of them or by name: see `undrift.core.seam.WAYS`.
+    `private_key` is the path of the key that secret noise is drawn from; it makes a simulation with
+    noise reproducible.  Without it a run draws a key, and deletes it when it is complete.
     `actors`, `gpus` (of each) and `address` (of a cluster that is up) belong to Ray.
     """
 
@@ -160,6 +162,7 @@ class EngineSettings:
     actors: int | None = None
     gpus: float | None = None
     address: str | None = None
+    private_key: str | None = None
 
     def __post_init__(self) -> None:
         _one_of("engine.use", self.use, ("vectorised", "reference", "ray"))
@@ -170,6 +173,8 @@ class EngineSettings:
             if getattr(self, name) is not None:
                 check_whole(f"engine.{name}", getattr(self, name))
         self._check_ray()
+        if self.private_key is not None and not isinstance(self.private_key, str):
+            raise ConfigError(f"engine.private_key must be a path, got {self.private_key!r}")
         if self.precision is not None:
             _one_of("engine.precision", self.precision, tuple(PRECISIONS))
         self._check_ways()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from undrift.core.algorithm import Server
+from undrift.core.noise import draws_noise
 from undrift.errors import ChangedExperiment, ConfigError
 from undrift.experiment.environment import environment
 from undrift.experiment.events import Listener, RunInfo
@@ -69,6 +70,7 @@ class Session:
         folder.starts()
         # only now: what cannot be built, or is damaged, is left as it was
         folder.begin(job.table())
+        self.trainer.keep_key(folder.checkpoint)  # rounds that are trained again have equal noise
         self.past = folder.cut(self.trainer.rounds_done)
         self.trainer.keeper.tidy(folder.checkpoint)
         device = self.trainer.engine.device
@@ -167,7 +169,8 @@ class Session:
         self.folder.check_rounds(self.trainer.rounds_done)  # none may have been lost meanwhile
         self.folder.write_model(self.trainer.model())
         history = self.folder.history()
-        self.folder.finish(_summary(history))
+        self.trainer.private_key.forget(self.folder.checkpoint)
+        self.folder.finish({**_summary(history), **_noise(self.trainer)})
         self._closed = True
         return history
 
@@ -232,6 +235,11 @@ def told(info: RunInfo, listeners: Sequence[Listener], past: Sequence[Any]) -> I
 def info_of(job: Job, folder: Path | None) -> RunInfo:
     """Describe a run for listeners."""
     return RunInfo(job.name, job.label, job.seed, job.rounds, folder, job.table())
+
+
+def _noise(trainer: Trainer) -> dict[str, str]:
+    """Say where secret noise came from, if there was any."""
+    return {"noise": str(trainer.private_key)} if draws_noise(trainer.algorithm) else {}
 
 
 def _summary(history: History) -> dict[str, Any]:

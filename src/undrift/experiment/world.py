@@ -106,6 +106,7 @@ def _build(experiment: Experiment, state_path: Path | None) -> World:
             device=device,
             state=engine.state,  # type: ignore[arg-type]
             state_path=state_path if engine.state == "file" else None,
+            private_key=engine.private_key,
             **settings,
         )
     except TaskError as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from undrift.core.algorithm import Algorithm, Broadcast, Client, init_client
+from undrift.core.noise import Secret, hidden, row_noise
 from undrift.core.rule import ClientInfo, Sizes
 from undrift.core.task import Task
 from undrift.core.tree import EMPTY, Tree, tree_map
@@ -140,17 +141,30 @@ class Node:
     def _look(self, asked: Asked, up: Up) -> bytes:
         client, work = self._client(asked)
         seen = self.engine.looked(self.algorithm, asked.broadcast, client, work)
-        return pack(seen, words(up))
+        return pack(self._hidden(asked, "after_round", seen), words(up))
 
     def _train(self, asked: Asked, up: Up) -> bytes:
         client, work = self._client(asked)
         if self.algorithm.uses("probe"):
             client = client._replace(probe=self._own_probe(asked, client, work))
         state, report, row = self.engine.trained(self.algorithm, asked.broadcast, client, work)
+        row = row._replace(notes=self._hidden(asked, "row", row.notes))
         made = pack((report, without_telling(self.algorithm, row)), words(up))
         # the state first: an answer that was given must never be without it
         asked.shelf.keep_state(asked.words.round, mark_of(made), state, asked.words.base)
         return made
+
+    def _hidden(self, asked: Asked, hook: str, rows: tuple[Tree, ...]) -> tuple[Tree, ...]:
+        """Add noise to rows before they leave, of a key that is drawn for this answer and dropped.
+
+        A server that asks again gets the answer that was kept; if it asks about anything else, the
+        noise is another one, so that the difference of two answers tells nothing more.
+        """
+        algo, who, device = self.algorithm, [self.client], self.engine.device
+        noise = row_noise(algo, asked.sizes, Secret.drawn(), hook, asked.words.round, who, device)
+        found = hidden(algo, tree_map(lambda v: v[None], rows), noise)
+        alone: tuple[Tree, ...] = tree_map(lambda v: v[0], found)
+        return alone
 
     def _own_probe(self, asked: Asked, client: Client, work: Assignment) -> Tree:
         form = Form(tree_map(lambda v: v[0], asked.rehearsed.client.probe))

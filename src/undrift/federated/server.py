@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from undrift.arguments import known_seeds
 from undrift.core.algorithm import Algorithm, Server, init_server
+from undrift.core.noise import Secret
 from undrift.core.random import Seeds
 from undrift.core.task import Task
 from undrift.data import Arrival, LocalWork, Sampler
@@ -21,8 +23,10 @@ from undrift.federated.checks import Limits
 from undrift.federated.exchange import Bytes, Exchange, Patience, Refusal, RefusalLog
 from undrift.federated.grid import Grid
 from undrift.federated.remote import NEVER, Remote, example_sizes, record_of
+from undrift.private_key import PrivateKey
 from undrift.roster import Roster
 from undrift.rounds import Advance, Opened
+from undrift.state.checkpoint import CheckpointFolder
 from undrift.state.keeper import Keeper
 from undrift.state.store import ClientStateStore
 from undrift.trainer import Present, Trainer, admit_anyone
@@ -95,6 +99,7 @@ class Coordinator(Trainer):
         start = init_server(algorithm, *task.initial(), self.sizes)
         self._present = Present(start, 0, self.store.visible)
         self._check(algorithm, start)
+        self.private_key = PrivateKey()
         self._ready({"engine": "remote", "state": "nodes", "run": run, "plan": plan})
         self._empty = 0  # rounds in a row that nobody took part in
 
@@ -125,6 +130,17 @@ class Coordinator(Trainer):
         if cohort is None and hasattr(self.roster.work, "steps_of"):
             cohort = self.roster.cohort(self.rounds_done, ordered=False).told()
         return super().open_round(cohort)
+
+    # -- noise ---------------------------------------------------------------------------------
+    def _secret(self) -> Secret:
+        """Draw a key for this round alone: a round that is done again may have other reports."""
+        return Secret.drawn()
+
+    def _row_noise(self, hook: str, round: int, ids: Sequence[int]) -> None:
+        """Draw nothing for clients: nodes add their own noise before anything leaves them."""
+
+    def keep_key(self, folder: Path | str | CheckpointFolder) -> None:
+        """Keep nothing: no key is used twice."""
 
     def _sent(self, outcome: Outcome, held: int) -> Traffic:
         # who answered differs from round to round, and so does what was sent

@@ -1,20 +1,15 @@
 """What one client can do to the model, bounded; and hidden, if noise is added.
 
 The whole of what a client uploads is clipped, last; clients weigh the same and the sum is divided
-by a fixed number.  The noise comes from the operating system, never from the experiment's seed:
-who knows the seed could subtract it.
+by a fixed number.  The noise comes from a secret of the server (core/noise.py), never from the
+experiment's seed: whoever knows the seed could subtract it.
 """
 
 from __future__ import annotations
 
-import math
-import os
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from undrift.core.rule import ClientView, Mean, Rule, ServerView, overrides
 from undrift.core.task import Vec
@@ -76,6 +71,9 @@ class Private(Rule):
             what = type(before[0]).__name__
             raise ConfigError(f"{what} would see the sum before its noise: put Private first")
 
+    def server_noise(self, parameters: int) -> int:
+        return parameters
+
     def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
         if view.task.float_buffers:
             raise ConfigError("Private cannot hide BatchNorm's running statistics: use GroupNorm")
@@ -83,26 +81,5 @@ class Private(Rule):
 
     def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
         total = update.double() * view.count.double()
-        drawn = system_normal(update) * (self.noise * self.norm)
+        drawn = view.noise * (self.noise * self.norm)
         return ((total + drawn) / self.cohort).to(update.dtype), state
-
-
-def system_normal(like: Tensor) -> Tensor:
-    """Draw standard normal numbers from the operating system's generator, in float64.
-
-    Each is half the sum of four: a single one's rounding would tell what it was added to.
-    """
-    tracing = _get_current_dispatch_mode() is not None or torch.compiler.is_compiling()
-    if like.is_cuda or tracing or torch._C._functorch.is_functorch_wrapped_tensor(like):
-        # a recorded round would add the same noise again and again
-        raise ConfigError("Private runs on a CPU, one experiment at a time: engine.device = 'cpu'")
-    half = -(-like.numel() // 2)
-    found = np.zeros(2 * half)
-    for _ in range(4):
-        raw = np.frombuffer(os.urandom(16 * half), dtype=np.uint64).reshape(2, half) >> np.uint64(
-            11
-        )
-        radius = np.sqrt(-2.0 * np.log((raw[0] + 1.0) * 2.0**-53))
-        angle = 2 * math.pi * 2.0**-53 * raw[1]
-        found += np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
-    return torch.from_numpy(found[: like.numel()] / 2).reshape(like.shape)

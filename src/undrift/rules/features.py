@@ -17,7 +17,7 @@ from undrift.core.transfer import table
 from undrift.core.tree import Tree, number, record, refuse_unused, static
 from undrift.errors import ConfigError
 from undrift.rules.contrast import features_of, need_features
-from undrift.rules.private import FeatureNoise, noisy_mean
+from undrift.rules.private import FeatureNoise
 
 
 class Means(NamedTuple):
@@ -27,8 +27,20 @@ class Means(NamedTuple):
     known: Tensor  # [N] 1 where there is a row, 0 elsewhere
 
 
+class SendsMeans(Rule):
+    """A rule whose rows are means of features, with noise if asked for."""
+
+    noise: FeatureNoise | None
+
+    def client_noise(self, sizes: Sizes) -> int:
+        return 0 if self.noise is None else sizes.features
+
+    def hide(self, row: Tree, noise: Tensor) -> Tree:
+        return row if self.noise is None else self.noise.added(row, noise)
+
+
 @record
-class RFedAvg(Rule):
+class RFedAvg(SendsMeans):
     """rFedAvg (Wang et al. 2023, alg. 1 and eq. 5): every client gets the others' feature means.
 
     A mean is taken at the own final model (R18); the first ones at x_0.  `batch` examples of each
@@ -56,7 +68,7 @@ class RFedAvg(Rule):
         return self.strength * (known * gaps).sum() / known.sum().clamp(min=1)
 
     def review(self, view: ClientView) -> Tree:
-        return own_mean(view, self.noise, "review", self.batch)
+        return own_mean(view, self.noise, self.batch)
 
     def row(self, delta: Vec, view: ClientView) -> Tree:
         return view.review
@@ -65,14 +77,14 @@ class RFedAvg(Rule):
         return update, taken_in(state, view)
 
     def after_round(self, view: ClientView) -> Tree:
-        return own_mean(view, self.noise, "after_round", self.batch)
+        return own_mean(view, self.noise, self.batch)
 
     def server_after(self, state: Tree, view: ServerView) -> Tree:
         return taken_in(state, view)
 
 
 @record
-class RFedAvgPlus(Rule):
+class RFedAvgPlus(SendsMeans):
     """rFedAvg+ (Wang et al. 2023, alg. 2): one vector per client, means at the NEW model.
 
     Same gradient as rFedAvg for the same feature means.  `include_self` counts the own mean among
@@ -103,7 +115,7 @@ class RFedAvgPlus(Rule):
         return self.strength * torch.where(view.personal.isnan(), 0.0, gap).square().sum()
 
     def after_round(self, view: ClientView) -> Tree:
-        return own_mean(view, self.noise, "after_round", self.batch)
+        return own_mean(view, self.noise, self.batch)
 
     def server_after(self, state: Tree, view: ServerView) -> Tree:
         return taken_in(state, view)
@@ -171,14 +183,11 @@ def batch_mean(out: Output, view: ClientView, noise: FeatureNoise | None = None)
     return masked_mean(features, view.batch.mask)
 
 
-def own_mean(
-    view: ClientView, noise: FeatureNoise | None, purpose: str, batch: Any = None
-) -> Tensor:
-    """Average the features of own data at the model `view.w`, with noise if asked for."""
+def own_mean(view: ClientView, noise: FeatureNoise | None, batch: Any = None) -> Tensor:
+    """Average the features of own data at the model `view.w`; `hide` adds noise, if asked for."""
     features = features_of(view.output_at(view.w))
-    if noise is None:
-        return mean_of_some(features, view, batch)
-    return noisy_mean(features, view, noise, purpose)
+    features = features if noise is None else noise.clipped(features)
+    return mean_of_some(features, view, batch)
 
 
 def mean_of_some(features: Tensor, view: ClientView, batch: Any) -> Tensor:

@@ -10,9 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from undrift.core.random import fold, normal
-from undrift.core.rule import ClientView
-from undrift.core.task import masked_mean
 from undrift.core.tree import number, record
 
 
@@ -34,13 +31,7 @@ class FeatureNoise:
         # never above it: rounding must not give back what the division took away
         return features * (self.clip / norms.clamp(min=1e-12) * (1 - 1e-6)).clamp(max=1.0)
 
-
-def noisy_mean(features: Tensor, view: ClientView, noise: FeatureNoise, purpose: str) -> Tensor:
-    """Average clipped features over a piece of the own data; the first piece brings the noise."""
-    key = fold(view.seed, purpose, view.round.long(), view.client.id)
-    drawn = normal(key, torch.arange(features.shape[1], device=features.device))
-    # pieces are averaged by their sizes, and the noise comes with one of them only
-    first = (view.batch.index == 0).any().to(features.dtype)
-    once = first * view.size / view.batch.mask.sum().clamp(min=1)
-    scale = once * noise.sigma * noise.clip / noise.batch
-    return masked_mean(noise.clipped(features), view.batch.mask) + scale * drawn.to(features.dtype)
+    def added(self, mean: Tensor, drawn: Tensor) -> Tensor:
+        """Add noise to a mean of clipped features, in float64: rounding shall tell nothing."""
+        scale = self.sigma * self.clip / self.batch
+        return (mean.double() + scale * drawn).to(mean.dtype)

@@ -93,8 +93,8 @@ def _one_client(trainer: Trainer, algo: Algorithm) -> Vec:
     _, _, reports, rows = next(iter(engine.run_clients(algo, broadcast, clients, work)))
     report = tree_map(lambda v: v[0], reports)
     ids, roster = work.info.id, trainer.roster
-    everyone = roster.lookers(0).info
-    return server_round(algo, server, report, rows, ids, roster.count, everyone).w
+    known = trainer.known(work)._replace(everyone=roster.lookers(0).info)
+    return server_round(algo, server, report, rows, ids, roster.count, known).w
 
 
 def _sizes(trainer: Trainer) -> Sizes:

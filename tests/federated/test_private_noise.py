@@ -139,6 +139,33 @@ def test_no_key_is_sent_kept_or_logged_by_silos(tmp_path, monkeypatch, caplog):
             assert key not in data and key.hex().encode() not in data
 
 
+class Far(nn.Module):
+    """One parameter whose loss falls by the target, wherever it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.at = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return self.at * x
+
+
+def pull(out, y):
+    return -(out[:, 0] * y.to(out.dtype))
+
+
+def test_no_client_decides_whether_others_count(tmp_path):
+    """Measured by the median of the others, one would move the sum by more than its own change."""
+    own = [(torch.ones(2, 1).double(), torch.full((2,), by)) for by in (1e-3, 1e-3, 1e-3, 100.0)]
+    task = fl.Task(Far(), loss=pull, metrics={}, dtype=torch.float64)
+    world = World(task, fl.Federation.of(own), fl.Work(steps=1, batch=None), fl.Everyone())
+    algorithm = fl.Algorithm((Private(0.5, 0.0, 4.0),), fl.Sgd(lr=0.1), fl.Mean(by_size=False))
+    silos = Silos(world, algorithm, tmp_path)
+    server = silos.server()
+    server.run(1)
+    assert float(server.server.w) == pytest.approx((3 * 1e-4 + 0.5) / 4, rel=1e-5)
+
+
 def test_a_server_that_does_a_round_again_draws_other_noise(tmp_path):
     """Other reports may have come: with equal noise the difference would be a client's change."""
     silos, found = Silos(world_of(), private(), tmp_path), []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -46,7 +47,13 @@ def new_run() -> str:
 
 
 def _bounded(limits: Limits, algorithm: Algorithm) -> Limits:
-    """Refuse, where the last word on a change has a rule that bounds it, one that is longer."""
+    """Refuse, where the last word on a change has a rule that bounds it, one that is longer.
+
+    Where a rule hides who took part, no report is measured by others: one client would decide
+    which of them count, and move the sum by more than its own change.
+    """
+    if any(getattr(rule, "hides", False) for rule in algorithm.rules):
+        limits = limits._replace(relative=math.inf)
     last = next((r for r in reversed(algorithm.rules) if r.changes == "delta"), None)
     if last is None or not getattr(last, "bounds", False):
         return limits

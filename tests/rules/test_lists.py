@@ -11,7 +11,6 @@ import torch
 import undrift as fl
 from undrift.core.tree import replace
 from undrift.errors import ConfigError
-from undrift.replay import replay
 from undrift.rules import compat
 from undrift.testing.world import tiny_world
 
@@ -88,28 +87,3 @@ def test_chosen_examples_are_chosen_for_all(rule: Any, chosen: Any, why: str) ->
 def test_a_batch_of_features_is_a_number_of_examples(rule: Any, batch: Any) -> None:
     with pytest.raises(ConfigError, match=rf"{rule.__name__}.batch = {batch!r}"):
         rule(batch=batch)
-
-
-STEPS = [
-    ({(0, 0): 1}, r"steps name no number for client 1 in round 0"),
-    ({}, r"steps name no number for client 0 in round 0"),
-    ([1], r"steps has 1 number, but there are 3 clients"),
-    ([1, 2.5, 1], r"steps of client 1 = 2\.5"),
-    ({(0, 0): 1, (0, 1): -1, (1, 2): 1}, r"steps of client 1 in round 0 = -1"),
-    (0, "steps = 0"),
-    (True, "steps = True"),
-    ("3", "steps = '3'"),
-]
-
-
-@pytest.mark.parametrize(("steps", "why"), STEPS)
-def test_steps_are_numbers_for_all_who_take_part(steps: Any, why: str) -> None:
-    clients = [(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))] * 3
-    with pytest.raises(ConfigError, match=why):
-        replay(torch.nn.Linear(3, 2), clients, fl.fedavg(), [[0, 1], [2]], steps=steps)
-
-
-def test_batches_are_given_for_all_who_take_part() -> None:
-    clients = [(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))] * 3
-    with pytest.raises(ConfigError, match="no batches for client 1 in round 0"):
-        replay(torch.nn.Linear(3, 2), clients, fl.fedavg(), [[0, 1], [2]], batches={(0, 0): [[0]]})

@@ -127,6 +127,19 @@ def names(error: UndriftError, setting: str, *values: Any) -> bool:
     return bool(known & set(re.findall(r"\w+", str(error))))
 
 
+def below(kind: type) -> Iterator[type]:
+    """Every class that the package derives from one, exported or not."""
+    for found in kind.__subclasses__():
+        if found.__module__.startswith(("undrift.rules.", "undrift.core.")):
+            yield found
+        yield from below(found)
+
+
+@pytest.mark.parametrize("kind", [fl.Rule, fl.Aggregate, fl.Sgd, fl.rules.Schedule])
+def test_every_part_of_the_package_is_tried(kind: type) -> None:
+    assert {found.__name__ for found in below(kind)} <= SUBJECTS.keys()
+
+
 USUAL = {*KINDS, *CELLS, *parts()}
 EVERY = [pytest.param(n, marks=() if n in USUAL else pytest.mark.slow) for n in SUBJECTS]
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from undrift.core.algorithm import Algorithm
 from undrift.core.rule import Rule, Sizes
 from undrift.core.tree import named_leaves
+from undrift.errors import ConfigError
 from undrift.replay.run import Moment
 from undrift.replay.witness import Named
 from undrift.rules import (
@@ -248,6 +249,11 @@ def _translated(rules: tuple[Rule, ...], states: Named, side: int) -> Named:
     for name, value in states.items():
         place, _, rest = name.partition(".")
         kind, _, field = rest.partition(".")
+        if int(place) >= len(rules) or type(rules[int(place)]).__name__ != kind:
+            raise ConfigError(
+                f"letters: the moment has a state {name!r}, which this algorithm does not have: "
+                "give the one that was replayed"
+            )
         letter = letter_of(rules[int(place)], side, field)
         if letter is None:
             found[name] = value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import index
 from typing import Any, NamedTuple
 
 import torch
@@ -14,13 +13,21 @@ from undrift.core.task import Task
 from undrift.data import Explicit, ExplicitWork, Federation
 from undrift.data.work import Batches
 from undrift.errors import ConfigError
-from undrift.replay.start import begin, in_double, set_present, started
+from undrift.replay.given import (
+    Steps,
+    algorithm_of,
+    batches_of,
+    count_of,
+    data_of,
+    rounds_of,
+    whole_number,
+)
+from undrift.replay.start import begin, set_present, started
 from undrift.replay.witness import Named, of_rules, told, watched, weighs_by_size
 from undrift.rules.observe import Seen
 from undrift.trainer import Trainer
 
 Participants = Sequence[Sequence[int]]
-Steps = int | Sequence[int] | Mapping[tuple[int, int], int]
 
 
 class Moment(NamedTuple):
@@ -69,19 +76,17 @@ def replay(
     """
     if (batches is None) == (steps is None):
         raise ConfigError("replay needs either `batches` or `steps` on all examples, not both")
-    listed = [[int(i) for i in ids] for ids in participants]
-    federation = Federation.of([(in_double(x), in_double(y)) for x, y in clients])
+    first_round = whole_number("first_round", first_round)
+    federation = Federation.of(data_of(clients))
     sizes = federation.sizes.tolist()
-    strangers = sorted({i for ids in listed for i in ids} - set(range(len(sizes))))
-    if strangers:
-        raise ConfigError(f"participants name client {strangers[0]}, but there are {len(sizes)}")
+    listed = rounds_of(participants, len(sizes))
     if batches is None:
         batches = whole(listed, sizes, steps, first_round)
     trainer = Trainer(
         Task(started(module, initial, dtype), loss, feature=feature, dtype=dtype),
         federation,
-        watched(algorithm),
-        work=ExplicitWork(batches),
+        watched(algorithm_of(algorithm)),
+        work=ExplicitWork(batches_of(batches)),
         sampler=Explicit(_filled(listed, sizes, first_round), chances),
         engine=engine,
         enrolled=range(len(sizes)),  # no round is planned before it is played
@@ -141,36 +146,6 @@ def whole(
     """Give batches of all examples, as many as there are steps."""
     pairs = [(r, i) for r, ids in enumerate(participants, first) for i in ids]
     return {(r, i): [list(range(sizes[i]))] * count_of(steps, r, i, len(sizes)) for r, i in pairs}
-
-
-def count_of(steps: Any, round: int, client: int, clients: int) -> int:
-    """Look up how many steps a client takes in a round."""
-    if isinstance(steps, Mapping):
-        if (round, client) not in steps:
-            raise ConfigError(
-                f"steps name no number for client {client} in round {round}: give {{(round, "
-                "client): number}} for all participants, rounds and ids from 0"
-            )
-        return _step_count(f"steps of client {client} in round {round}", steps[round, client])
-    if isinstance(steps, Sequence) and not isinstance(steps, str):
-        if len(steps) < clients:
-            numbers = f"{len(steps)} number" + "s" * (len(steps) != 1)
-            raise ConfigError(
-                f"steps has {numbers}, but there are {clients} clients: give one for each id"
-            )
-        return _step_count(f"steps of client {client}", steps[client])
-    return _step_count("steps", steps, least=1)
-
-
-def _step_count(place: str, value: Any, least: int = 0) -> int:
-    """Take a whole number of any kind, numpy's and torch's too."""
-    try:
-        number = None if isinstance(value, bool) else index(value)
-    except TypeError:
-        number = None
-    if number is None or number < least:
-        raise ConfigError(f"{place} = {value!r} must be a whole number of at least {least}")
-    return number
 
 
 def _filled(participants: Participants, sizes: Sequence[int], first: int) -> list[list[int]]:

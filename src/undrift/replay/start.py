@@ -6,13 +6,13 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from undrift.core.algorithm import Server
 from undrift.core.tree import rebuild, structure
 from undrift.errors import ConfigError, unknown_name
+from undrift.replay.given import in_double, mapping
 from undrift.replay.witness import Named, own_names
 from undrift.trainer import Trainer
 
@@ -21,17 +21,13 @@ def started(module: nn.Module, initial: Mapping[str, Any] | None, dtype: torch.d
     """Copy a module with the first parameters, in the precision that it will have."""
     made = copy.deepcopy(module).to(dtype=dtype)
     if initial is not None:
+        first = mapping("initial", initial, "names to parameters and buffers")
+        values = {n: in_double(v, f"initial[{n!r}]") for n, v in first.items()}
         try:
-            made.load_state_dict({n: torch.as_tensor(v) for n, v in initial.items()}, strict=True)
+            made.load_state_dict(values, strict=True)
         except RuntimeError as error:
             raise ConfigError(f"`initial` does not fit the module: {error}") from error
     return made
-
-
-def in_double(x: Any) -> Tensor:
-    """Take tensors, arrays and lists, floats in double precision."""
-    made = torch.as_tensor(x if isinstance(x, Tensor) else np.asarray(x))
-    return made.double() if made.is_floating_point() else made
 
 
 def by_name(like: Mapping[str, Tensor], flat: Tensor) -> Named:
@@ -58,7 +54,7 @@ def begin(
     states = rebuild(structure(state.states), values)
     kept = {
         i: _changed(trainer, trainer.client_state(i), given, f"client_states[{i}]")
-        for i, given in clients.items()
+        for i, given in mapping("client_states", clients, "client ids to states").items()
     }
     # only now: reading a state forgets what is staged
     for i, row in kept.items():
@@ -79,11 +75,15 @@ def set_present(trainer: Trainer, server: Server, rounds: int) -> None:
 def _changed(trainer: Trainer, now: Named, given: Mapping[str, Any], place: str) -> list[Tensor]:
     """Give the leaves of states, those that are named replaced."""
     names, values = own_names(now, trainer.algorithm), dict(now)
-    for name, value in given.items():
+    for name, value in mapping(place, given, "names to states").items():
         if name not in names:
             raise unknown_name("state", name, list(names), place)
         old = values[names[name]]
-        new = trainer.task.flat(value) if isinstance(value, Mapping) else in_double(value)
+        where = f"{place}[{name!r}]"
+        if isinstance(value, Mapping):
+            new = trainer.task.flat({n: in_double(v, f"{where}[{n!r}]") for n, v in value.items()})
+        else:
+            new = in_double(value, where)
         if new.shape != old.shape:
             shapes = f"{tuple(new.shape)}, expected {tuple(old.shape)}"
             raise ConfigError(f"{place}: {name!r} has the shape {shapes}")

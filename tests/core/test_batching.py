@@ -206,6 +206,27 @@ def test_own_warnings_of_a_module_reach_the_user():
         trainer(Of(seeded(nn.Linear, 6, 4), loud))
 
 
+def test_a_module_may_use_the_transforms_of_torch():
+    """They take no hooks, by which memory is counted."""
+
+    def steep(layer: nn.Module, x: Tensor) -> Tensor:
+        slopes = vmap(torch.func.jacrev(lambda row: layer(row).sin().sum()))(x)
+        return layer(x) + slopes.sum(1, keepdim=True)
+
+    found = []
+    for options in ({"engine": "reference"}, {}, {"graph": True}):
+        run = trainer(Of(seeded(nn.Linear, 6, 3), steep), **options)
+        run.run(2)
+        found.append(run.server.w)
+        close(found[-1], found[0])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_scripted_part_is_refused_by_its_name():
+    with pytest.raises(TaskError, match=r"'0' is compiled by torch\.jit"):
+        fl.Task(nn.Sequential(torch.jit.script(nn.Linear(6, 4)), nn.Linear(4, 3)))
+
+
 def test_what_vmap_cannot_take_is_refused_by_its_place():
     def chosen(layer: nn.Module, x: Tensor) -> Tensor:
         return layer(x if x.sum() > 0 else -x)

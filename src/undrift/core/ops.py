@@ -105,8 +105,7 @@ def prepare(module: nn.Module) -> nn.Module:
     Parameters, buffers, their names and all flags stay, so that what was trained loads back into
     the original.  Classes that define their own forward are left alone.
     """
-    if any(is_lazy(p) for p in [*module.parameters(), *module.buffers()]):
-        raise TaskError("a lazy module has no parameters yet: run one batch through it first")
+    _check_readable(module)
     try:
         twin = copy.deepcopy(module)
     except RuntimeError as error:
@@ -123,6 +122,17 @@ def prepare(module: nn.Module) -> nn.Module:
             part._place = Place(name, number)
             number += type(part).forward not in UNCOUNTED
     return twin
+
+
+def _check_readable(module: nn.Module) -> None:
+    if any(is_lazy(p) for p in [*module.parameters(), *module.buffers()]):
+        raise TaskError("a lazy module has no parameters yet: run one batch through it first")
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise TaskError(
+                f"module {name!r} is compiled by torch.jit, so its layers cannot be read: give the "
+                "module that was compiled"
+            )
 
 
 def read_buffers(module: nn.Module) -> dict[str, Tensor]:

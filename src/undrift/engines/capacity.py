@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from undrift.core.algorithm import Algorithm, init_client
@@ -62,25 +64,60 @@ class Need(NamedTuple):
 def need_of(algo: Algorithm, task: Task, batch: Batch, sizes: Sizes) -> Need:
     """Run one client's batch forward and count, as torch multiplies."""
     task = task.plain()
+    w, buffers = task.initial()
+    key = torch.zeros((), dtype=torch.int64, device=w.device)
+
+    def loss() -> None:
+        run = Pass(batch.mask, key, True)
+        task.mean_loss(task.forward(w.requires_grad_(), buffers, batch.x, run), batch)
+
+    operations, held = _counted(loss) or _guessed(loss, 2.0 * w.numel() * len(batch.x))
+    states = (algo.local.init(w), init_client(algo, w, sizes))
+    vectors = COPIES * w.numel() + 3 * size_in_floats(states)
+    data = batch.x.numel() * batch.x.element_size()
+    fixed, moving = vectors * w.element_size(), 2 * held + 2 * data
+    pays = _pays(algo, task, w, batch)
+    return Need(operations, fixed + moving, pays, moving / max(1, len(batch.x)))
+
+
+def _counted(loss: Callable[[], None]) -> tuple[float, int] | None:
+    """Count the operations of a forward pass, and the bytes that it keeps for the way back.
+
+    None for a module that calls torch.func itself, which takes no hooks.
+    """
     held: dict[int, int] = {}
 
     def note(saved: Tensor) -> Tensor:
         held[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes()
         return saved
 
-    w, buffers = task.initial()
-    key = torch.zeros((), dtype=torch.int64, device=w.device)
-    run = Pass(batch.mask, key, True)
-    with FlopCounterMode(display=False) as counter, saved_tensors_hooks(note, lambda v: v):
-        out = task.forward(w.requires_grad_(), buffers, batch.x, run)
-        task.mean_loss(out, batch)
-    states = (algo.local.init(w), init_client(algo, w, sizes))
-    vectors = COPIES * w.numel() + 3 * size_in_floats(states)
-    data = batch.x.numel() * batch.x.element_size()
-    fixed, moving = vectors * w.element_size(), 2 * sum(held.values()) + 2 * data
-    operations = float(counter.get_total_flops())
-    pays = _pays(algo, task, w, batch)
-    return Need(operations, fixed + moving, pays, moving / max(1, len(batch.x)))
+    try:
+        with FlopCounterMode(display=False) as counter, saved_tensors_hooks(note, lambda v: v):
+            loss()
+    except RuntimeError:
+        return None
+    return float(counter.get_total_flops()), sum(held.values())
+
+
+def _guessed(loss: Callable[[], None], operations: float) -> tuple[float, int]:
+    """Take every result for kept."""
+    with _Results() as results:
+        loss()
+    return operations, results.bytes
+
+
+class _Results(TorchDispatchMode):
+    """Counts the bytes of all results."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        given = found if isinstance(found, tuple | list) else (found,)
+        self.bytes += sum(t.nbytes for t in given if isinstance(t, Tensor))
+        return found
 
 
 def _pays(algo: Algorithm, task: Task, w: Tensor, batch: Batch) -> float:

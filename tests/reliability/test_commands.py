@@ -22,7 +22,8 @@ def agents(request):
     "plans",
     [
         ["run 57 1 1 before SIGTERM", "fleet 111 1 1 before SIGHUP"],
-        ["compare 301 1 1 before SIGINT", "reproduce 95 1 1 before"],
+        ["compare 301 1 1 before SIGINT"],
+        ["reproduce 95 1 1 before"],
         ["train-agent 121 1 1 before"],
     ],
     ids=lambda plans: plans[0].partition(" ")[0],

@@ -21,13 +21,14 @@ NAME = "private-key"  # beside the checkpoints of a run, until it is complete
 
 
 class PrivateKey:
-    """The key of one trainer: of a file that the user names, or drawn for this run alone."""
+    """The key of one trainer: of a file that the user names, given, or drawn for this run alone."""
 
-    def __init__(self, path: Path | str | None = None) -> None:
+    def __init__(self, path: Path | str | Secret | None = None) -> None:
+        given, path = (path, None) if isinstance(path, Secret) else (None, path)
         if path is not None and not isinstance(path, str | Path):
             raise ConfigError(f"private_key is the path of a key file, got {type(path).__name__}")
         self.path = None if path is None else Path(path).expanduser()
-        self._secret = None if self.path is None else kept_secret(self.path)
+        self._secret = given if self.path is None else kept_secret(self.path)
         self._derived: tuple[Any, Secret] | None = None
         self._kept: Path | None = None
 

@@ -91,7 +91,7 @@ class Trainer:
         state: Place = "device",
         state_path: Path | None = None,
         enrolled: Iterable[int] | None = None,
-        private_key: Path | str | None = None,
+        private_key: Path | str | Secret | None = None,
         **options: Any,
     ) -> None:
         check_parts(task, federation, algorithm)
@@ -484,7 +484,7 @@ def _path(folder: Path | str | CheckpointFolder) -> Path:
     return folder.path if isinstance(folder, CheckpointFolder) else Path(folder)
 
 
-def _noisy(algorithm: Algorithm, path: Path | str | None) -> Path | str | None:
+def _noisy(algorithm: Algorithm, path: Path | str | Secret | None) -> Path | str | Secret | None:
     if path is not None and not draws_noise(algorithm):
         raise ConfigError("private_key: no part of this algorithm adds noise, so it has no use")
     return path

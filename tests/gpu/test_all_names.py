@@ -7,6 +7,7 @@ import torch
 
 import undrift as fl
 from rules.needs import built, world_for
+from undrift.core.noise import Secret, draws_noise
 from undrift.rules import compat
 from undrift.testing import tiny_world
 from undrift.testing.compare import distance
@@ -39,6 +40,8 @@ def trained(name: str, device: str) -> dict[str, torch.Tensor]:
     world = tiny_world()
     chosen = world_for(name, world.sampler, world.work)
     algorithm = OTHERS[name] if name in OTHERS else built(name, lr=0.05)
+    if draws_noise(algorithm):  # the same on both devices
+        chosen["private_key"] = Secret(bytes(range(32)))
     trainer = fl.Trainer(world.task, world.federation, algorithm, device=device, **chosen)
     trainer.run(3)
     return {n: v.cpu() for n, v in numbers(trainer).items()}

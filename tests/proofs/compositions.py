@@ -22,6 +22,7 @@ import undrift as fl
 from undrift import rules
 from undrift.core import local, rule
 from undrift.core.local import Schedule
+from undrift.core.noise import Secret, draws_noise
 from undrift.core.rule import Aggregate, Mean, Rule, serves_only
 from undrift.errors import ConfigError
 from undrift.testing import tiny_task, tiny_world
@@ -207,7 +208,9 @@ class Composition(NamedTuple):
         """Build it; this is where it may be refused."""
         algorithm = fl.Algorithm(self.rules, self.local, self.aggregate, self.server)
         task, federation = TASKS[self.features], WORLDS[self.sizes].federation
-        options = {"chunk": self.chunk} if engine == "vectorised" else {}
+        options: dict[str, Any] = {"chunk": self.chunk} if engine == "vectorised" else {}
+        if draws_noise(algorithm):  # the same in every engine
+            options["private_key"] = Secret(bytes(range(32)))
         return fl.Trainer(task, federation, algorithm, engine=engine, **self.world, **options)
 
 

@@ -35,7 +35,8 @@ class Fleet:
 
     They need one architecture and loss, one kind of local work and one device; data, partition,
     cohort, seed and algorithm are their own.  It is for GPUs, and on a CPU for models of some
-    thousand parameters: larger ones train faster one after the other there.
+    thousand parameters: larger ones train faster one after the other there.  What cannot be one
+    batch after all trains one by one, with a warning; with `alone=False` that is an error.
 
     >>> from torch import nn
     >>> from undrift import Federation, Task, fedavg, scaffold
@@ -46,7 +47,7 @@ class Fleet:
     [2, 2, 2]
     """
 
-    def __init__(self, trainers: Sequence[Trainer]) -> None:
+    def __init__(self, trainers: Sequence[Trainer], *, alone: bool = True) -> None:
         trainers = _checked(trainers)
         why = next((w for t in trainers[1:] if (w := difference(trainers[0], t))), None)
         why = why or next((w for t in trainers if (w := hindrance(t))), None)
@@ -55,7 +56,7 @@ class Fleet:
         self.trainers = trainers
         share_examples(self.trainers)
         self._runner: DeviceRound | None = None
-        self._together = True
+        self._together, self._alone = True, alone
         self._drawn_by: list[tuple[Any, Any]] = []  # what the twins were found by
         self._twins: list[int] = []  # of each trainer the first one that draws the same cohorts
 
@@ -74,6 +75,8 @@ class Fleet:
         except UndriftError:
             raise
         except Exception as error:
+            if not self._alone:
+                raise
             log.warning("these runs cannot be one batch (%s); they run one by one", error)
             self._together = False
             return self.advance()

@@ -172,3 +172,64 @@ class DependsOnOrder(Rule):
 
     def server(self, update, state, view):
         return view.rows[0], state
+
+
+@record
+class MasksInServer(Rule):
+    """Index by a mask where experiments are mapped: fine alone, not in a fleet."""
+
+    def row(self, delta, view):
+        return delta.norm()
+
+    def server(self, update, state, view):
+        return update / view.rows[view.accepted].mean().clamp(min=1.0), state
+
+
+@record
+class BranchesInServer(Rule):
+    def server(self, update, state, view):
+        return (update if update.norm() < 1e-3 else 0.5 * update), state
+
+
+@record
+class LoopsInServer(Rule):
+    def init_server(self, w, sizes):
+        return w.new_zeros(())
+
+    def server(self, update, state, view):
+        for _ in range(int(state)):
+            update = 0.9 * update
+        return update, state + 1
+
+
+@record
+class TakesInWhatWasLeftOut(Rule):
+    """Average rows without looking at who was accepted."""
+
+    def row(self, delta, view):
+        return delta.norm()
+
+    def server(self, update, state, view):
+        return update / (1 + view.rows.mean()), state
+
+
+@record
+class MultipliesMasks(Rule):
+    """Multiply by a mask: 0 * NaN is NaN."""
+
+    def init_server(self, w, sizes):
+        return w.new_zeros(())
+
+    def row(self, delta, view):
+        return delta.norm()
+
+    def server(self, update, state, view):
+        return update, state + (view.rows * view.accepted).sum()
+
+
+@record
+class TooSmallForSingle(Rule):
+    """Divide by what is there in float64 alone."""
+
+    def direction(self, g, view):
+        return g / ((1.0 + g.norm() * 1e-9 + 1e-12) - 1.0)

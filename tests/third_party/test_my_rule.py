@@ -78,6 +78,12 @@ BAD = [
     (bad.DividesByZero(), r"DividesByZero\.direction returns NaN or infinity"),
     (bad.CountsPadding(), r"CountsPadding: server\.w is .* away .* \(engines\)"),
     (bad.DividesByCohort(), r"DividesByCohort\.direction gives NaN where every state is zero"),
+    (bad.MasksInServer(), r"MasksInServer\.server cannot train in a Fleet \(never index by a mask"),
+    (bad.BranchesInServer(), r"BranchesInServer\.server cannot train in a Fleet"),
+    (bad.LoopsInServer(), r"LoopsInServer\.server cannot train in a Fleet"),
+    (bad.TakesInWhatWasLeftOut(), r"TakesInWhatWasLeftOut\.server takes in NaN of clients that"),
+    (bad.MultipliesMasks(), r"MultipliesMasks\.server takes in NaN of clients that were left"),
+    (bad.TooSmallForSingle(), r"TooSmallForSingle.* NaN or infinity"),
     (bad.DependsOnOrder(), r"DependsOnOrder: the model depends on the order of clients"),
 ]
 

@@ -194,6 +194,13 @@ class Rule:
         """Give what a client really has to send for its upload; the rest the server knows."""
         return upload
 
+    def sent_delta(self, delta: Vec) -> Tree:
+        """Give what a client really has to send for its delta: of a compressed one, its parts.
+
+        Their shapes and types count, not their values: k numbers and k positions, or int8.
+        """
+        return delta
+
     def row(self, delta: Vec, view: ClientView) -> Tree:
         """Give something small that reaches the server client by client."""
         return EMPTY

@@ -315,6 +315,11 @@ def zeros_like(tree: T) -> T:
     return zeros
 
 
+def size_in_bytes(tree: Tree) -> int:
+    """Count the bytes of a tree; a plain number takes 8."""
+    return sum(v.numel() * v.element_size() if isinstance(v, Tensor) else 8 for v in leaves(tree))
+
+
 def size_in_floats(tree: Tree) -> int:
     """Count the numbers in a tree: what it costs to send, in floats."""
     return sum(v.numel() if isinstance(v, Tensor) else 1 for v in leaves(tree))

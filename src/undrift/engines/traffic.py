@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from undrift.core.algorithm import Algorithm
-from undrift.core.rule import Rule
-from undrift.core.tree import Tree, size_in_floats
+from undrift.core.rule import Rule, overrides
+from undrift.core.task import Vec
+from undrift.core.tree import Tree, leaves, size_in_bytes, size_in_floats
 from undrift.engines.engine import Outcome
 
 
@@ -40,9 +44,21 @@ def training_traffic(algo: Algorithm, outcome: Outcome, holders: int = 0) -> Tra
     uploads, told = _counted(algo, report.uploads), _counted(algo, outcome.rows.notes)
     notes = [v for rule, v in zip(_counting(algo), told, strict=True) if not rule.rows_known]
     uploads = [rule.sent(v) for rule, v in zip(_counting(algo), uploads, strict=True)]
-    each_up = size_in_floats((report.total, uploads, report.buffers[0]))
+    each_up = _report_size(algo, sent.w, report.total)
+    each_up += size_in_floats((uploads, report.buffers[0]))
     down = each_down * count - model * holders + size_in_floats(outcome.clients.notes)
     return Traffic(down, each_up * count + size_in_floats((shared, notes)))
+
+
+def _report_size(algo: Algorithm, w: Vec, total: Tree) -> int:
+    """Count what an aggregate sums, where the last rule that compresses deltas has packed them."""
+    packers = [rule for rule in _counting(algo) if overrides(rule, "sent_delta")]
+    if not packers:
+        return size_in_floats(total)
+    packed = size_in_bytes(packers[-1].sent_delta(torch.zeros_like(w)))
+    each = -(-packed // w.element_size())
+    vectors = [v for v in leaves(total) if isinstance(v, Tensor) and v.shape == w.shape]
+    return size_in_floats(total) + len(vectors) * (each - w.numel())
 
 
 def _counted(algo: Algorithm, sent: tuple[Tree, ...]) -> list[Tree]:

@@ -31,8 +31,9 @@ def check_rule(
     """Raise `RuleError` unless a rule keeps every promise that engines rely on.
 
     It is a frozen record that pickles, copies and stacks; it is pure; shapes and dtypes are stable;
-    it runs for many clients at once, in chunks of any size and in any order; it resumes bit by
-    bit; it stays finite; it gets on with other parts.  `task`, `federation` (at least two clients)
+    it runs for many clients at once, in chunks of any size and in any order, and in a `Fleet`; it
+    resumes bit by bit; it stays finite, in float32 too, and where clients are left out because
+    theirs is not; it gets on with other parts.  `task`, `federation` (at least two clients)
     and `sampler` replace the tiny world's; a task alone must take [B, 4] inputs and 3 classes.
 
     >>> from undrift import Prox

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from undrift.core.algorithm import Algorithm, init_server, write_broadcast
-from undrift.core.rule import Aggregate, Rule, Sizes
+from undrift.core.rule import Aggregate, ClientView, Rule, Sizes
 from undrift.core.server import server_round
 from undrift.core.task import Vec
-from undrift.core.tree import leaves, stack, tree_map
+from undrift.core.tree import leaves, record, stack, static, tree_map
 from undrift.engines.engine import cohort_mean
+from undrift.errors import ConfigError, EmptyRoundError, ServerError
+from undrift.fleet import Fleet, hindrance
 from undrift.testing.compare import TOLERANCE, difference, distance
 from undrift.testing.errors import RuleError, told
 from undrift.testing.purity import P
 from undrift.testing.records import pickled
-from undrift.testing.world import World, numbers, renumbered, run
+from undrift.testing.world import World, in_dtype, numbers, renumbered, run
 from undrift.trainer import Trainer
 
 
@@ -35,6 +40,9 @@ def check_ways(part: P, build: Callable[[P], Algorithm], world: World, rounds: i
     _check_order(part, algo, world, rounds, together["server.w"])
     _check_stacks(part, build, world)
     _check_resumes(part, algo, world, rounds, together)
+    _check_fleet(part, algo, world, rounds, together)
+    _check_single(part, algo, world, rounds)
+    _check_left_out(part, algo, world, rounds)
 
 
 def check_engines(part: Rule | Aggregate, algo: Algorithm, world: World, rounds: int) -> None:
@@ -50,6 +58,78 @@ def check_equal(
     where = difference(found, wanted, TOLERANCE)
     if where:
         raise RuleError(f"{type(part).__name__}: {where} of the other way ({why})")
+
+
+def _check_fleet(
+    part: Rule | Aggregate, algo: Algorithm, world: World, rounds: int, wanted: dict[str, Tensor]
+) -> None:
+    """Train it twice as one batch: both halves are mapped over experiments there."""
+    trainers = [world.trainer(algo) for _ in range(2)]
+    if hindrance(trainers[0]):
+        return
+    with told(part, "cannot train in a Fleet (never index by a mask, branch or loop on a value)"):
+        Fleet(trainers, alone=False).run(rounds)
+    for trainer in trainers:
+        check_equal(part, numbers(trainer), wanted, "a Fleet, it must not mix experiments")
+
+
+def _check_single(part: Rule | Aggregate, algo: Algorithm, world: World, rounds: int) -> None:
+    """Train in float32 in the default engine: numbers keep their type and stay finite."""
+    with told(part, "cannot train in float32"):
+        found = run(world._replace(task=in_dtype(world.task, torch.float32)), algo, rounds)
+    for name, value in found.items():
+        if value.dtype == torch.float64 and name == "server.w":
+            raise RuleError(f"{type(part).__name__}: the model becomes float64 in float32")
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise RuleError(f"{type(part).__name__}: {name} is not finite in float32")
+
+
+def _check_left_out(part: Rule | Aggregate, algo: Algorithm, world: World, rounds: int) -> None:
+    """Spoil the updates of one client, then of all: nothing of them may stay anywhere."""
+    for bad in (1, world.federation.num_clients):
+        try:
+            spoiled = replace(algo, rules=(*algo.rules, Spoils(bad)))
+        except ConfigError:
+            return  # a part that allows nobody else to act on local steps
+        for engine in ("vectorised", "reference"):
+            trainer, why = world.trainer(spoiled, engine=engine), ""
+            with told(part, f"fails where the updates of {bad} clients are NaN"), _quiet():
+                try:
+                    trainer.run(rounds)
+                except EmptyRoundError:
+                    pass  # it leaves everything as it was
+                except ServerError as error:
+                    why = str(error)
+            found = numbers(trainer)
+            strange = [n for n, v in found.items() if not bool(v.isfinite().all())]
+            if strange or why:
+                raise RuleError(
+                    f"{type(part).__name__}.server takes in NaN of clients that were left out "
+                    f"({engine}; {', '.join(strange) or why}): select their rows by "
+                    "torch.where(view.accepted, ...)"
+                )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the warnings about clients that are left out, which are meant to be, from the log."""
+    log = logging.getLogger("undrift")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+@record
+class Spoils(Rule):
+    """Make the updates of the first clients NaN, so that they are left out."""
+
+    below: int = static(default=1)
+
+    def after_step(self, w: Vec, view: ClientView) -> Vec:
+        return torch.where(view.client.id < self.below, torch.nan, w)
 
 
 def _check_order(

@@ -13,6 +13,7 @@ import math
 import struct
 import tarfile
 import tokenize
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -60,7 +61,9 @@ def read_npy(file: IO[bytes], size: int) -> NDArray[Any]:
             raise Unreadable(f"format {version} of .npy is not read: write it with numpy.save")
         known = np.lib.format
         header = known.read_array_header_1_0 if version == (1, 0) else known.read_array_header_2_0
-        shape, column_major, dtype = header(file)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of headers that Python 2 wrote
+            shape, column_major, dtype = header(file)
         if dtype.hasobject:
             raise Unreadable("it holds Python objects, which are not read")
         wanted, there = math.prod(shape) * dtype.itemsize, size - file.tell()

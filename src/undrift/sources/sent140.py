@@ -181,7 +181,7 @@ def _tweet(row: list[str], path: Path, line: int) -> Tweet:
     if len(row) != COLUMNS or row[0] not in POLARITY:
         raise DataError(
             f"{path}, line {line}: a row should have {COLUMNS} columns (polarity 0 or 4, id, date, "
-            f"query, user, text), this one has {len(row)} and begins with {row[:1]}: put the "
+            f"query, user, text), this one has {len(row)} and begins with {str(row[:1])[:60]}: put "
             "official file there"
         )
     return Tweet(row[4], row[5], POLARITY[row[0]])

@@ -166,7 +166,7 @@ class RunFolder:
         """Refuse a complete run of code that has changed since: its results are another's."""
         last = self.starts()[-1:]
         stored = last[0].get("code") if last and isinstance(last[0], dict) else None
-        changes = [] if stored is None else changes_of(stored, json.loads(json.dumps(_plain(code))))
+        changes = [] if stored is None else changes_of(stored, parse_json(json.dumps(_plain(code))))
         if changes:
             raise ChangedExperiment(
                 f"{self.path} is a complete run of other code:\n{told(changes)}\n"

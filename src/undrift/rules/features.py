@@ -27,8 +27,8 @@ class Means(NamedTuple):
     known: Tensor  # [N] 1 where there is a row, 0 elsewhere
 
 
-class SendsMeans(Rule):
-    """A rule whose rows are means of features, with noise if asked for."""
+class SendsMeans:
+    """Half of a rule whose rows are means of features, with noise if asked for."""
 
     noise: FeatureNoise | None
 
@@ -40,7 +40,7 @@ class SendsMeans(Rule):
 
 
 @record
-class RFedAvg(SendsMeans):
+class RFedAvg(SendsMeans, Rule):
     """rFedAvg (Wang et al. 2023, alg. 1 and eq. 5): every client gets the others' feature means.
 
     A mean is taken at the own final model (R18); the first ones at x_0.  `batch` examples of each
@@ -84,7 +84,7 @@ class RFedAvg(SendsMeans):
 
 
 @record
-class RFedAvgPlus(SendsMeans):
+class RFedAvgPlus(SendsMeans, Rule):
     """rFedAvg+ (Wang et al. 2023, alg. 2): one vector per client, means at the NEW model.
 
     Same gradient as rFedAvg for the same feature means.  `include_self` counts the own mean among

@@ -5,7 +5,7 @@
 
 A round is the local steps of a cohort on one batch a client, then the server.  `loop` is
 benchmarks/cpu_works.py; `traced` runs local steps as they are recorded, `ours` as the engine
-decides, once it has counted enough of them.  Rounds of all sides alternate; each number is the
+does once it has counted enough of them.  Rounds of all sides alternate; each number is the
 least of several, in milliseconds of CPU time; `gain` is loop / ours.  `start_s` is the time until
 the engine has compiled.  `apart`: largest difference of the weights after three rounds.
 """
@@ -24,6 +24,7 @@ import torch
 
 import undrift as fl
 from cpu_works import WORKS, Loop, Work, draw, every_letter
+from undrift.engines import vectorised
 from undrift.experiment.environment import commit
 
 ALGORITHMS = {
@@ -64,9 +65,9 @@ def measure(name: str, label: str, arguments) -> dict:
     module, clients = work.make(), draw(work)
     loop = Loop(work, module, clients, label)
     make = ALGORITHMS[label]
-    traced = trainer(work, module, make(work.lr), clients, compiled=False)
+    traced = trainer(work, module, make(work.lr), clients, compiled=False, native=False)
     begun = time.perf_counter()
-    ours = trainer(work, module, make(work.lr), clients, compiled=arguments.compiled)
+    ours = trainer(work, module, make(work.lr), clients)
     ours.run(3)
     took = time.perf_counter() - begun
     for _ in range(3):
@@ -89,10 +90,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(WORKS))
     parser.add_argument("--algorithms", nargs="*")
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--compiled", type=int, choices=(0, 1), help="do not count steps first")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    arguments.compiled = None if arguments.compiled is None else bool(arguments.compiled)
+    vectorised.WORTH_LOOKING = vectorised.WORTH_COMPILING = 1  # as it is later in a long run
     torch.set_num_threads(1)
     logging.basicConfig(level=logging.INFO)
     rows = []

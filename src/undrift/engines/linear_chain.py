@@ -184,6 +184,10 @@ class LinearChain:
         if self._histories is not None:
             self._renew(self._histories.numbers, moved, step.k, step.clients.steps)
 
+    def after(self, *step: Any) -> Carry:
+        """Take a step of short vectors; gives what clients hold after it."""
+        return self._moved(*step)
+
     def _advanced(
         self, numbers: Any, sent: Broadcast, clients: Client, held: Carry, batch: Batch,
         keys: Tensor, k: Tensor, found: Found,
@@ -330,14 +334,14 @@ def _combination(group: Group, places: Places, step: Step) -> list[set[int]] | N
     if any(of is None for of in after) or any(of != set() for of in rest):
         return None
     # what a rule does to short vectors must be what it does to those of the true length
-    whole = recorded(group.moved(NoPasses.of(group.task)), _at_length(group.task, step))
+    whole = recorded(group.moved(NoPasses.of(group.task)), at_length(group.task, step))
     lengths = (short.length, step.held.w.shape[-1])
     if whole is None or not alike(made, whole, lengths):
         return None
     return [of for of in after if of is not None]
 
 
-def _at_length(task: Task, step: Step) -> Step:
+def at_length(task: Task, step: Step) -> Step:
     """Give a step with a gradient of the true length, all of it in the first parameter."""
     first, *others = task.names
     gradient = dict.fromkeys(others, step.held.w[..., :0]) | {first: step.held.w}

@@ -110,7 +110,13 @@ class NativeSteps(DenseSteps):
 
     def take_all(self, clients: Client, rows: Tensor, order: Tensor, steps: Tensor) -> Carry:
         """Take so many steps of each client: rows and positions of examples [C, K, B]."""
-        carry = self.start(clients)
+        return self._trained(self.start(clients), rows, order, steps)
+
+    def _trained(
+        self, carry: Carry, rows: Tensor, order: Tensor, steps: Tensor,
+        chains: Sequence[ctypes.Structure] | None = None,
+    ) -> Carry:  # fmt: skip
+        """Move the rows of `carry.w`, and under linear rules whatever else their chains name."""
         loss, correct = carry.loss.clone(), torch.zeros_like(carry.loss)
         rows = torch.where(order >= 0, rows, -1).contiguous()
         rates, keeps = self._rates(rows.shape[1])
@@ -124,8 +130,9 @@ class NativeSteps(DenseSteps):
         for c, taken in enumerate(steps.tolist()):  # one by one: an interrupt waits for one
             work = _Work(x.data_ptr(), y.data_ptr(), rows[c].data_ptr(), taken, rows.shape[2])
             own = [v[c].data_ptr() for v in (carry.w, loss, correct)]
+            chain = None if chains is None else ctypes.byref(chains[c])
             wrong = self._loops.undrift_dense_train(
-                ctypes.byref(stack), ctypes.byref(work), *given, *own
+                ctypes.byref(stack), ctypes.byref(work), *given, chain, *own
             )
             if wrong:
                 raise self._no_class(wrong - 1, y)

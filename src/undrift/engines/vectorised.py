@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from undrift import native
 from undrift.core.algorithm import Algorithm, Broadcast, Client, Report, Row, Server
 from undrift.core.noise import Known
+from undrift.core.round import shares_gradient
 from undrift.core.rule import Sizes
 from undrift.core.task import Batch, Task
-from undrift.core.tree import Tree, leaves, tree_map
+from undrift.core.tree import EMPTY, Tree, leaves, tree_map
 from undrift.core.views import Carry
 from undrift.data.checks import check_whole
 from undrift.data.federation import Federation
@@ -44,6 +45,7 @@ from undrift.engines.device_round import DeviceRound
 from undrift.engines.engine import Assignment, Engine, Outcome, mean_rows
 from undrift.engines.examples import most_rows
 from undrift.engines.graphs import apart
+from undrift.engines.linear_steps import LinearRules, LinearSteps
 from undrift.engines.native_steps import NativeSteps
 from undrift.engines.native_steps import fits as loops_fit
 from undrift.engines.plain import PlainSteps, is_plain, is_sequence
@@ -67,6 +69,7 @@ SLOTS = {"cpu": 2**23, "cuda": 2**26}
 # Steps of a chunk that run as they were traced before code is compiled for them: by then they have
 # taken about as long as compiling does, for a small model and for a large one.
 WORTH_COMPILING = 2_000
+WORTH_LOOKING = 200  # likewise, before somebody finds out whether rules are linear
 HELD = 0.25  # of all memory that the examples of a cohort may take, where others lie in a file
 
 
@@ -109,6 +112,7 @@ class Vectorised(Engine):
         self._threads: int | None = None  # of torch's own, while clients train; None: as they are
         self._crew: list[Vectorised] = []
         self._workspace, self._programs = Workspace(), Programs()  # of a worker
+        self._linear_rules: dict[Algorithm, LinearRules | None] = {}  # of a worker
         self._paths: dict[bool, Steps] = {}  # of one round, by whether a chunk has several clients
         if self.device.type == "cpu":
             keep_freed_memory()
@@ -165,7 +169,8 @@ class Vectorised(Engine):
             )
         # a client who trains by itself, and long, has all of torch's threads; a loop has one
         alone = self.workers == 1 and self._threads is None and torch.get_num_threads() > 1
-        self.native = self.native and is_plain(algo) and self._can_be_native() and not alone
+        known = is_plain(algo) or shares_gradient(algo)
+        self.native = self.native and known and self._can_be_native() and not alone
         self._decided = True
 
     def _count(self, algo: Algorithm, work: Assignment, chunks: Sequence[slice]) -> None:
@@ -173,12 +178,14 @@ class Vectorised(Engine):
 
         Calls are counted, not timed, and before anybody trains: a run gives the same bits twice.
         """
-        if self.compiled is not None or self.native or not work.steps.any():
-            return  # it is decided, or loops in C are faster still
+        if (self.native and is_plain(algo)) or not work.steps.any():
+            return  # loops in C do it from the first round on
+        before = self._calls
         self._calls += sum(int(work.steps[part].max()) for part in chunks)
-        if self._calls >= WORTH_COMPILING:
+        if self.compiled is None and self._calls >= WORTH_COMPILING:
             self.compiled = has_cpp_compiler()
-            self._crew = []  # workers copy this choice
+        if any(before < worth <= self._calls for worth in (WORTH_LOOKING, WORTH_COMPILING)):
+            self._crew = []  # workers copy what was decided
 
     def _can_be_native(self) -> bool:
         """Whether loops in C can take the local steps of plain SGD."""
@@ -357,7 +364,7 @@ class Vectorised(Engine):
             worker = copy.copy(self)
             worker.task = self.task.clone() if self._crew else self.task
             worker._workspace, worker._paths = Workspace(), {}
-            worker._programs = Programs()
+            worker._programs, worker._linear_rules = Programs(), {}
             self._crew.append(worker)
         return self._crew
 
@@ -393,6 +400,8 @@ class Vectorised(Engine):
     ) -> Carry:
         """Take all local steps; the prefix of clients that still train shrinks."""
         path = self._path(algo, broadcast, together=len(work.ids) > 1)
+        if isinstance(path, ClientHalf):
+            path = self._linear(algo, broadcast, clients, path) or path
         where = self.federation.rows(work.info.id, work.order)
         if isinstance(path, NativeSteps):
             return path.take_all(clients, where, work.order, work.steps)
@@ -439,6 +448,20 @@ class Vectorised(Engine):
         if together not in self._paths:
             self._paths[together] = self._plain_path(algo, broadcast, together)
         return self._paths[together]
+
+    def _linear(
+        self, algo: Algorithm, broadcast: Broadcast, clients: Client, half: ClientHalf
+    ) -> LinearSteps | None:
+        """Let loops in C take the steps of linear rules, once finding that out pays."""
+        if not self.native or self._calls < WORTH_LOOKING or not self._can_be_native():
+            return None
+        if algo not in self._linear_rules:
+            carry = half.start(clients)._replace(state=EMPTY)
+            found = LinearRules.find(algo, self.task, broadcast, clients, carry)
+            self._linear_rules = {algo: found}
+        rules = self._linear_rules[algo]
+        given = self.task, algo, broadcast, self._workspace, self.federation
+        return None if rules is None else LinearSteps(half, rules, *given)
 
     def _plain_path(self, algo: Algorithm, broadcast: Broadcast, together: bool) -> Steps:
         room, data = self._workspace, self.federation

@@ -81,7 +81,7 @@ def _copied(name: str, made: bytes) -> ctypes.CDLL:
 def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     number, address = ctypes.c_int64, ctypes.c_void_p
     found.undrift_dense_room.argtypes = [address, number]
-    found.undrift_dense_train.argtypes = [address] * 8
+    found.undrift_dense_train.argtypes = [address] * 9
     for function in (found.undrift_dense_room, found.undrift_dense_train):
         function.restype = number
     return found

@@ -1,4 +1,4 @@
-/* Local steps of plain SGD for stacks of linear layers: all of one client.
+/* Local steps of SGD, of momentum and of linear rules for stacks of linear layers: all of one client.
 
    A client's weights, its batch and all that lies between stay in the caches of one core from step
    to step.  Activations lie feature by feature, with examples side by side, so that every product
@@ -129,12 +129,54 @@ INLINE void bring_near(struct ahead *next) {
     }
 }
 
-/* w[r][i] = keep * w[r][i] - rate * sum over b of g[r][b] * x[b][i], for the vectors from i on; of
-   their columns the first few may be `done` already, and stay.  Rows shorter than a vector are
-   moved number by number. */
+/* What a step does to every number of the vectors that move, the weights first: each becomes a
+   combination of the gradient and of what stands at its place in all vectors. */
+enum { MOST_MOVING = 4, MOST_HELD = 8 };
+struct mix {
+    int64_t moving, held;     /* vectors that move; all of them, those that move first */
+    real *rows[MOST_HELD];    /* a client's rows */
+    struct {
+        real gradient, by[MOST_HELD];
+        int terms, from[MOST_HELD]; /* of these alone, by the first so many of `by` */
+    } of[MOST_MOVING];
+};
+
+/* Mix one number at a place. */
+INLINE void mix_number(const struct mix *m, int64_t at, real gradient) {
+    real held[MOST_HELD];
+    for (int64_t j = 0; j < m->held; j++) held[j] = m->rows[j][at];
+    for (int64_t i = 0; i < m->moving; i++) {
+        real made = m->of[i].gradient * gradient;
+        for (int t = 0; t < m->of[i].terms; t++) made += m->of[i].by[t] * held[m->of[i].from[t]];
+        m->rows[i][at] = made;
+    }
+}
+
+/* Mix a vector of numbers that begin at a place; those that shall stay do. */
+INLINE void mix_vector(const struct mix *m, int64_t at, vector gradient, int done, integers stay) {
+    vector held[MOST_HELD];
+    for (int64_t j = 0; j < m->held; j++) held[j] = load(m->rows[j] + at);
+    for (int64_t i = 0; i < m->moving; i++) {
+        vector made = m->of[i].gradient * gradient;
+        for (int t = 0; t < m->of[i].terms; t++) made += m->of[i].by[t] * held[m->of[i].from[t]];
+        store(m->rows[i] + at, done ? chosen(stay, held[i], made) : made);
+    }
+}
+
+/* How a step moves weights: w = keep * w - rate * gradient, or as a mix says. */
+struct how {
+    real keep, rate;
+    const struct mix *mix; /* 0: there is none */
+    const real *first;     /* of a client's weights: places are counted from here */
+};
+
+/* Move w[r][i] by the sum over b of g[r][b] * x[b][i], for the vectors from i on; of their columns
+   the first few may be `done` already, and stay.  Rows shorter than a vector are moved number by
+   number. */
 INLINE void move_tile(const int R, const int N, real *w, int64_t I, const real *g, int64_t P,
-                      const real *const *x, int64_t i, int64_t B, real keep, real rate,
+                      const real *const *x, int64_t i, int64_t B, const struct how *how,
                       int done) {
+    const real keep = how->keep, rate = how->rate;
     vector sums[8][3];
     for (int r = 0; r < R; r++)
         for (int n = 0; n < N; n++) sums[r][n] = all(0);
@@ -151,6 +193,15 @@ INLINE void move_tile(const int R, const int N, real *w, int64_t I, const real *
     for (int r = 0; r < R; r++)
         for (int n = 0; n < N; n++) {
             real *at = w + r * I + i + n * LANES;
+            if (how->mix) {
+                int64_t place = at - how->first;
+                if (I >= LANES)
+                    mix_vector(how->mix, place, sums[r][n], done, stay);
+                else
+                    for (int64_t j = 0; j < I; j++)
+                        mix_number(how->mix, place + j, sums[r][n][j]);
+                continue;
+            }
             if (I < LANES) {
                 for (int64_t j = 0; j < I; j++) at[j] = keep * at[j] - rate * sums[r][n][j];
                 continue;
@@ -161,27 +212,27 @@ INLINE void move_tile(const int R, const int N, real *w, int64_t I, const real *
 }
 
 static void move_columns(real *w, int64_t O, int64_t I, const real *g, int64_t P,
-                         const real *const *x, int64_t i, int vectors, int64_t B, real keep,
-                         real rate, int done, struct ahead *next) {
+                         const real *const *x, int64_t i, int vectors, int64_t B,
+                         const struct how *how, int done, struct ahead *next) {
     int rows;
     for (int64_t r = 0; r < O; r += rows) {
         rows = tile_rows(O - r);
         bring_near(next);
-#define MOVE(R, N) move_tile(R, N, w + r * I, I, g + r * P, P, x, i, B, keep, rate, done)
+#define MOVE(R, N) move_tile(R, N, w + r * I, I, g + r * P, P, x, i, B, how, done)
         TILE(MOVE)
     }
 }
 
 /* Take the step of a layer: weights [O][I] by gradients [O][P] and inputs x[b] of B examples. */
 static void move(real *w, int64_t O, int64_t I, const real *g, int64_t P, const real *const *x,
-                 int64_t B, real keep, real rate, struct ahead *next) {
+                 int64_t B, const struct how *how, struct ahead *next) {
     int64_t even = I / LANES * LANES;
     for (int64_t i = 0; i < even; i += MOST_VECTORS * LANES)
-        move_columns(w, O, I, g, P, x, i, tile_vectors(even - i), B, keep, rate, 0, next);
+        move_columns(w, O, I, g, P, x, i, tile_vectors(even - i), B, how, 0, next);
     if (even == I) return;
     /* a vector that ends where rows do, or one that holds a row and zeros behind it */
     int64_t last = even ? I - LANES : 0;
-    move_columns(w, O, I, g, P, x, last, 1, B, keep, rate, even ? (int)(even - last) : 0, next);
+    move_columns(w, O, I, g, P, x, last, 1, B, how, even ? (int)(even - last) : 0, next);
 }
 
 /* Exchange, between rows that lie `far` from each other, what is on the wrong side. */
@@ -392,7 +443,7 @@ static int64_t find(const struct stack *s, const struct work *work, int64_t step
 }
 
 /* Take the step of a layer's bias. */
-static void move_bias(real *bias, int64_t O, const real *g, int64_t P, real keep, real rate) {
+static void move_bias(real *bias, int64_t O, const real *g, int64_t P, const struct how *how) {
     for (int64_t o = 0; o < O; o += LANES) {
         int some = O - o < LANES ? (int)(O - o) : LANES;
         vector rows[LANES], sum = all(0);
@@ -401,14 +452,18 @@ static void move_bias(real *bias, int64_t O, const real *g, int64_t P, real keep
             for (int64_t b = 0; b < P; b += LANES) rows[r] += load(g + (o + r) * P + b);
         turn_block(rows);
         for (int r = 0; r < LANES; r++) sum += rows[r];
-        for (int r = 0; r < some; r++) bias[o + r] = keep * bias[o + r] - rate * sum[r];
+        for (int r = 0; r < some; r++)
+            if (how->mix)
+                mix_number(how->mix, bias + o + r - how->first, sum[r]);
+            else
+                bias[o + r] = how->keep * bias[o + r] - how->rate * sum[r];
     }
 }
 
 /* Take one step of a client, and bring the next examples near. */
 static struct told step(const struct stack *s, const struct room *m, real *w,
-                        const struct batch *now, const struct batch *next, real keep,
-                        real rate) {
+                        const struct batch *now, const struct batch *next,
+                        const struct how *how) {
     int64_t L = s->layers, B = now->count, P = rounded(B, LANES);
     const int64_t *sizes = s->sizes;
     struct ahead nothing = {0}, ahead = {next->rows, next->count, sizes[0], 0, 0};
@@ -442,28 +497,60 @@ static struct told step(const struct stack *s, const struct room *m, real *w,
             turn(m->turned, wide, inputs, I, P);
             for (int64_t b = 0; b < B; b++) inputs[b] = m->turned + b * wide;
         }
-        move(weight, O, I, g, P, inputs, B, keep, rate, l ? &nothing : &ahead);
-        if (s->biases[l] >= 0) move_bias(w + s->biases[l], O, g, P, keep, rate);
+        move(weight, O, I, g, P, inputs, B, how, l ? &nothing : &ahead);
+        if (s->biases[l] >= 0) move_bias(w + s->biases[l], O, g, P, how);
         g = further;
     }
     return found;
 }
 
-/* Train a client, whose parameters are w: step by step w = keep * w - rate * gradient.
+/* The vectors of a client under linear rules, and what each step makes of them. */
+struct chain {
+    int64_t moving, held;
+    real *const *rows;  /* [held] */
+    const real *shares; /* [step][moving][1 + held], the gradient's first */
+};
+
+/* Write down what a step does, without all that has no part in it. */
+static void mix_of(struct mix *m, const struct chain *chain, int64_t step) {
+    int64_t count = 1 + chain->held;
+    m->moving = chain->moving;
+    m->held = chain->held;
+    for (int64_t j = 0; j < chain->held; j++) m->rows[j] = chain->rows[j];
+    for (int64_t i = 0; i < chain->moving; i++) {
+        const real *share = chain->shares + (step * chain->moving + i) * count;
+        m->of[i].gradient = share[0];
+        m->of[i].terms = 0;
+        for (int j = 0; j < chain->held; j++)
+            if (share[1 + j] != 0) {
+                m->of[i].by[m->of[i].terms] = share[1 + j];
+                m->of[i].from[m->of[i].terms++] = j;
+            }
+    }
+}
+
+/* Train a client, whose parameters are w: step by step w = keep * w - rate * gradient, or as a
+   chain says, where there is one.
 
    Adds means over batches to `loss` and `correct`.  Gives 0, or one more than the number of an
    example whose label is none. */
 int64_t undrift_dense_train(const struct stack *s, const struct work *work, char *memory,
-                            const real *rates, const real *keeps, real *w, real *loss,
-                            real *correct) {
+                            const real *rates, const real *keeps, const struct chain *chain,
+                            real *w, real *loss, real *correct) {
     struct room m = {0};
+    struct mix mix;
     share_out(s, work->batch, memory, &m);
     int64_t wrong = find(s, work, 0, &m.batches[0]);
     for (int64_t k = 0; k < work->steps && !wrong; k++) {
         struct batch *now = &m.batches[k % 2], *next = &m.batches[1 - k % 2];
         wrong = find(s, work, k + 1, next);
         if (!now->count || wrong) continue;
-        struct told told = step(s, &m, w, now, next, keeps[k], rates[k]);
+        struct how how = {0, 0, chain ? &mix : 0, w};
+        if (chain)
+            mix_of(&mix, chain, k);
+        else
+            how = (struct how){keeps[k], rates[k], 0, w};
+        struct told told = step(s, &m, w, now, next, &how);
         *loss += told.loss;
         *correct += told.correct;
     }

@@ -29,7 +29,7 @@ class ClientHalf:
         self, task: Task, algo: Algorithm, broadcast: Broadcast, programs: Programs,
         compiled: bool = False,
     ) -> None:  # fmt: skip
-        self._shared, self._compiled = (algo, task), compiled
+        self._shared, self.compiled = (algo, task), compiled
         self._broadcast, self._programs = broadcast, programs
 
     def begin(self, clients: Client, batch: Batch, piece: Tensor) -> Client:
@@ -84,7 +84,7 @@ class ClientHalf:
             if live < training:
                 finished.append(tree_map(lambda v, a=live, b=training: v[a:b], carry))
                 training = live
-            width = few_widths(live, len(carry.w)) if self._compiled else live
+            width = few_widths(live, len(carry.w)) if self.compiled else live
             if width < len(carry.w):
                 carry, clients = tree_map(lambda v, n=width: v[:n], (carry, clients))
             carry = self._stretch(clients, carry, range(first, last), fetch)
@@ -114,7 +114,7 @@ class ClientHalf:
             given = [*common, number, *fixed, *moving, *leaves(batch)]
             if program is None:
                 shape = structure((self._broadcast, number, clients, carry, batch))
-                key, compiled = self._key("step"), self._compiled
+                key, compiled = self._key("step"), self.compiled
                 program = self._programs.find(key, mapped, shape, given, compiled)
             moving = [v.contiguous() for v in program.run(given)]
         assert program is not None, "a stretch has at least one step"

@@ -39,6 +39,7 @@ REASONS = {
     "everybody must take part": "is defined only where everybody takes part",
     "one local step": "q-FedSGD .*takes one local step",
     "FedVRA's coefficients": "FedVra.* (leave client|makes up for absent|give both the same)",
+    "no mean size": "without a mean size it is AdaBest",
     "weights of MomentumAdd": "MomentumAdd takes b M out of the update again",
     "a place in the chain": "put (it|Ball|Scaffold\\w+) (first|last)",
     "plain steps": "plain Sgd|use Sgd",

@@ -29,6 +29,7 @@ ALLOWED = {
     "plus",  # the tail of rfedavg_plus; `Traffic.plus` adds
     "rule",  # the base classes: engines may say what they run
     "aggregate",
+    "private",  # keys that nobody else may know
 }
 
 
@@ -68,19 +69,23 @@ MAY_IMPORT = {
     "data": {"core", "data", "state"},
     "state": {"core", "state"},
     "layers": {"core", "kernels", "layers"},
-    "program": {"core", "layers", "program"},
-    "engines": {"core", "kernels", "native", "program", "data", "state", "engines"},
+    "identity": {"core", "data", "identity"},
+    "program": {"core", "kernels", "layers", "program"},
+    "engines": {
+        *("core", "identity", "kernels", "native", "program", "data", "state", "engines"),
+    },
     "models": {"core", "models"},
     "sources": {"core", "data", "models", "state", "sources"},
     "experiment": {
         *("core", "rules", "data", "state", "engines", "models", "sources", "trainer", "fleet"),
-        *("rounds", "judging", "replay", "describe"),
+        *("rounds", "judging", "replay", "describe", "interrupts"),
         *("experiment", "version"),
     },
-    "agent": {"core", "data", "experiment", "fleet", "rules", "state", "agent"},
+    "agent": {"core", "data", "experiment", "fleet", "interrupts", "rules", "state", "agent"},
     "federated": {
         *("core", "data", "state", "engines", "arguments", "roster", "rounds", "judging"),
         *("trainer", "experiment", "sources", "version", "federated"),
+        *("norms", "describe", "interrupts", "private_key"),
     },
     "deploy": {"data", "state", "experiment", "federated", "deploy"},
     "trackers": {"experiment", "models", "state", "trackers"},

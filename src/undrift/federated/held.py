@@ -76,7 +76,7 @@ def too_long(
 
     `work` tells how much each of them does, and `before` the median of the changes that were
     counted last: the only measure where one report has come.  What is sent beside the change may
-    be `factor` squared times as long: FedRL's rows are squares of changes.
+    be `factor` squared times as long: some rows are squares of changes.
     """
     found: dict[int, str] = {}
     for name in {name: None for sent in norms.values() for name in sent}:

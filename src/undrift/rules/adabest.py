@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +39,25 @@ class Plateau(NamedTuple):
     factor: Tensor  # on beta
 
 
+def growing(rule: Any, lineup: Lineup) -> str:
+    """Tell of local work so long that estimates of clients in rounds in a row grow.
+
+    The pull mu h_i alone moves a client by eta ||a||_1 mu h_i, and h_i <- h_i + (x - y_i).
+    """
+    rho, steps = getattr(lineup.algorithm.local, "momentum", 0.0), lineup.steps
+    length = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+    ratio = lineup.info.mean_size / lineup.info.size if rule.unbalanced else 1.0
+    most, client = (rule.mu * ratio * lineup.lr * length).max(0)
+    if not most > 2:
+        return ""
+    return (
+        f"{type(rule).__name__}: mu eta ||a||_1 is {float(most):.3g} for client "
+        f"{int(lineup.info.id[client])} ({int(steps[client])} steps): above 2 the estimate h_i of "
+        "a client that takes part in rounds in a row grows without bound, and the model with it. "
+        "Lower mu, the learning rate or the local work"
+    )
+
+
 @record
 class AdaBest(Rule):
     """AdaBest (Varno et al. 2022, alg. 1, read as R15): h = beta (average before - average now).
@@ -58,8 +77,7 @@ class AdaBest(Rule):
     unbalanced: bool = static(default=False)
     patience: float | None = number(default=None, low=1)
 
-    def caution(self, lineup: Lineup) -> str:
-        return growing(self, lineup)
+    caution = growing
 
     def init_client(self, w: Vec, sizes: Sizes) -> Tree:
         return Drift(torch.zeros_like(w), w.new_zeros(()))
@@ -84,25 +102,6 @@ class AdaBest(Rule):
         beta = self.beta if self.patience is None else self.beta * state.plateau.factor
         h = beta * (state.average - average)
         return update + h, next_course(self, state, average, h, view)
-
-
-def growing(rule: AdaBest, lineup: Lineup) -> str:
-    """Tell of local work so long that estimates of clients in rounds in a row grow.
-
-    The pull mu h_i alone moves a client by eta ||a||_1 mu h_i, and h_i <- h_i + (x - y_i).
-    """
-    rho, steps = getattr(lineup.algorithm.local, "momentum", 0.0), lineup.steps
-    length = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
-    ratio = lineup.info.mean_size / lineup.info.size if rule.unbalanced else 1.0
-    most, client = (rule.mu * ratio * lineup.lr * length).max(0)
-    if not most > 2:
-        return ""
-    return (
-        f"{type(rule).__name__}: mu eta ||a||_1 is {float(most):.3g} for client "
-        f"{int(lineup.info.id[client])} ({int(steps[client])} steps): above 2 the estimate h_i of "
-        "a client that takes part in rounds in a row grows without bound, and the model with it. "
-        "Lower mu, the learning rate or the local work"
-    )
 
 
 def first_course(w: Vec, patience: float | None) -> Course:

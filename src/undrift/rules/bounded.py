@@ -59,17 +59,7 @@ class Private(Rule):
     cohort: float = number(default=1.0, low=1)
 
     def check_beside(self, algorithm: Any) -> None:
-        if not isinstance(algorithm.aggregate, Mean) or algorithm.aggregate.by_size:
-            raise ConfigError("Private needs clients that weigh the same: Mean(by_size=False)")
-        for other in algorithm.rules:
-            sends = [h for h in ("finish", "row", "after_round") if overrides(other, h)]
-            if other is not self and (sends or other.shares_probe):
-                what = type(other).__name__
-                raise ConfigError(f"Private bounds the model's change alone, and {what} sends more")
-        before = [r for r in around(self, algorithm)[0] if overrides(r, "server")]
-        if before:
-            what = type(before[0]).__name__
-            raise ConfigError(f"{what} would see the sum before its noise: put Private first")
+        check_sees_all(self, algorithm)
 
     def server_noise(self, parameters: int) -> int:
         return parameters
@@ -83,3 +73,18 @@ class Private(Rule):
         total = update.double() * view.count.double()
         drawn = view.noise * (self.noise * self.norm)
         return ((total + drawn) / self.cohort).to(update.dtype), state
+
+
+def check_sees_all(rule: Private, algorithm: Any) -> None:
+    """Refuse what would send more than the change that is bounded, or see it before its noise."""
+    if not isinstance(algorithm.aggregate, Mean) or algorithm.aggregate.by_size:
+        raise ConfigError("Private needs clients that weigh the same: Mean(by_size=False)")
+    for other in algorithm.rules:
+        sends = [h for h in ("finish", "row", "after_round") if overrides(other, h)]
+        if other is not rule and (sends or other.shares_probe):
+            what = type(other).__name__
+            raise ConfigError(f"Private bounds the model's change alone, and {what} sends more")
+    before = [r for r in around(rule, algorithm)[0] if overrides(r, "server")]
+    if before:
+        what = type(before[0]).__name__
+        raise ConfigError(f"{what} would see the sum before its noise: put Private first")

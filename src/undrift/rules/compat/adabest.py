@@ -49,67 +49,21 @@ class Before(NamedTuple):
     ids: Tensor
 
 
-@record
-class AdaBestFedsim(AdaBest):
-    """AdaBest in fedsim 0.9.0: nbar is epochs times the mean batch, and moves within a round.
+class CountsInTurn:
+    """Lets whoever is served later in a round hear of the counts before."""
 
-    A regression there: it counts processed examples over steps, times epochs, for n_i.  Who is
-    served later in a round hears of those before; that is by ascending id, or by `order`: the ids
-    of each round as they are served.  Counts are exchanged before the local steps.
-    """
-
-    shares_probe: ClassVar[bool] = True
-    in_turn: ClassVar[bool] = True
-
-    unbalanced: bool = static(default=True)
-    epochs: float = number(default=5.0, low=0, ends="()")
-    order: Any = static(default=())
-
-    def __post_init__(self) -> None:
-        if not self.unbalanced:
-            raise ConfigError(
-                "AdaBestFedsim.unbalanced = False: without a mean size it is AdaBest, use that"
-            )
-        object.__setattr__(self, "order", tuple(tuple(int(i) for i in ids) for ids in self.order))
-
-    def check(self, lineup: Lineup) -> None:
-        if not self.order:
-            return
-        served = self.order[lineup.round] if lineup.round < len(self.order) else ()
-        missing = sorted(set(lineup.info.id.tolist()) - set(served))
-        if missing:
-            raise ConfigError(
-                f"AdaBestFedsim.order names no place for client {missing[0]} in round "
-                f"{lineup.round}: list all who take part, rounds and ids from 0"
-            )
-
-    def init_server(self, w: Vec, sizes: Sizes) -> Tree:
-        ids = torch.arange(sizes.clients, device=w.device)
-        return Turns(**first_course(w, self.patience)._asdict(), ids=ids)
+    order: tuple[tuple[int, ...], ...]
+    epochs: float
 
     def broadcast(self, state: Tree) -> Tree:
+        """Tell everybody the counts of earlier rounds."""
         return Before(state.examples, state.reports, state.ids)
 
     def probe(self, view: ClientView) -> Tree:
+        """Tell the own count, before the local steps."""
         own = view.broadcast.ids == view.client.id
         batch = view.size / view.steps.clamp(min=1)
         return torch.stack([own * batch, own + 0 * batch]) / view.size
-
-    def direction(self, g: Vec, view: ClientView) -> Vec:
-        return g - self.mu * self.nbar(view) / view.size * view.mine.h
-
-    def count(self, view: ClientView) -> Tensor:
-        """Count what stands for n_i."""
-        return self.epochs * view.size / view.steps.clamp(min=1) * self.epochs
-
-    def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
-        t = view.round + 1
-        h_i = view.mine.h / (t - view.mine.last) + delta
-        return delta, Drift(h_i, t), self.count(view)
-
-    def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
-        moved, course = AdaBest.server(self, update, Course(*state[:-1]), view)
-        return moved, Turns(**course._asdict(), ids=state.ids)
 
     def nbar(self, view: ClientView) -> Tensor:
         """Average over all participations before this one, 0 where there is none."""
@@ -130,6 +84,68 @@ class AdaBestFedsim(AdaBest):
             tuple(served.index(i) if i in served else n for i in range(n)) for served in self.order
         )
         return table(rows, torch.int64, ids.device)[view.round.long()]
+
+
+@record
+class AdaBestFedsim(CountsInTurn, AdaBest):
+    """AdaBest in fedsim 0.9.0: nbar is epochs times the mean batch, and moves within a round.
+
+    A regression there: it counts processed examples over steps, times epochs, for n_i.  Who is
+    served later in a round hears of those before; that is by ascending id, or by `order`: the ids
+    of each round as they are served.  Counts are exchanged before the local steps.
+    """
+
+    shares_probe: ClassVar[bool] = True
+    in_turn: ClassVar[bool] = True
+
+    unbalanced: bool = static(default=True)
+    epochs: float = number(default=5.0, low=0, ends="()")
+    order: Any = static(default=())
+
+    def __post_init__(self) -> None:
+        check_unbalanced(self)
+        object.__setattr__(self, "order", tuple(tuple(int(i) for i in ids) for ids in self.order))
+
+    def check(self, lineup: Lineup) -> None:
+        check_places(self.order, lineup)
+
+    def init_server(self, w: Vec, sizes: Sizes) -> Tree:
+        ids = torch.arange(sizes.clients, device=w.device)
+        return Turns(**first_course(w, self.patience)._asdict(), ids=ids)
+
+    def direction(self, g: Vec, view: ClientView) -> Vec:
+        return g - self.mu * self.nbar(view) / view.size * view.mine.h
+
+    def finish(self, delta: Vec, view: ClientView) -> tuple[Vec, Tree, Tree]:
+        t = view.round + 1
+        h_i = view.mine.h / (t - view.mine.last) + delta
+        count = self.epochs * view.size / view.steps.clamp(min=1) * self.epochs  # for n_i
+        return delta, Drift(h_i, t), count
+
+    def server(self, update: Vec, state: Tree, view: ServerView) -> tuple[Vec, Tree]:
+        moved, course = AdaBest.server(self, update, Course(*state[:-1]), view)
+        return moved, Turns(**course._asdict(), ids=state.ids)
+
+
+def check_unbalanced(rule: AdaBestFedsim) -> None:
+    """Refuse a copy without the mean size that it is about."""
+    if not rule.unbalanced:
+        raise ConfigError(
+            "AdaBestFedsim.unbalanced = False: without a mean size it is AdaBest, use that"
+        )
+
+
+def check_places(order: Sequence[Sequence[int]], lineup: Lineup) -> None:
+    """Refuse an order that leaves out somebody who takes part."""
+    if not order:
+        return
+    served = order[lineup.round] if lineup.round < len(order) else ()
+    missing = sorted(set(lineup.info.id.tolist()) - set(served))
+    if missing:
+        raise ConfigError(
+            f"AdaBestFedsim.order names no place for client {missing[0]} in round "
+            f"{lineup.round}: list all who take part, rounds and ids from 0"
+        )
 
 
 @record

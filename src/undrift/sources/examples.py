@@ -36,6 +36,8 @@ class Info(NamedTuple):
     client_names: tuple[str, ...] = ()  # where clients are natural and have names
     feature_names: tuple[str, ...] = ()  # of the columns of a table
     vocabulary: tuple[str, ...] = ()  # of a text: what the numbers 0, 1, ... in x stand for
+    target_scale: tuple[float, float] = (0.0, 1.0)  # of numbers: y * second + first, in own units
+    preparation: Any = None  # of a table: how its columns became x and y, see undrift.tabular
 
 
 @dataclass(frozen=True, eq=False)

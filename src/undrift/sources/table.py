@@ -262,7 +262,7 @@ def _examples(
     owners = [
         None if roles.client is None else _targets(t.columns[roles.client], r) for t, r in sides
     ]
-    info = _info(train, roles, scales, standardise)
+    info = _info(train, roles, scales, standardise)._replace(target_scale=(goal.mean, goal.std))
     return Examples(x, y, test_x, test_y, len(target.names), info, *owners)
 
 

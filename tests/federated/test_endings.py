@@ -238,7 +238,7 @@ def test_a_node_that_has_stopped_working_ends(way, code, told):
 
 @pytest.fixture
 def node(place, tmp_path):
-    """Runs node.sh with a SuperNode that is a script; pauses are short, and all end with the test."""
+    """Runs node.sh with a SuperNode that is a script; pauses are short, no process outlives it."""
     running = []
 
     def started(script, **more):

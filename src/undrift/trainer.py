@@ -34,7 +34,7 @@ from undrift.core.rule import Rule, Sizes, overrides
 from undrift.core.server import not_finite
 from undrift.core.task import Buffers, Task, Vec
 from undrift.core.transfer import send
-from undrift.core.tree import EMPTY, Tree, named_leaves, rebuild, structure, tree_map
+from undrift.core.tree import EMPTY, Tree, leaves, named_leaves, rebuild, structure, tree_map
 from undrift.data import Federation, LocalWork, Sampler
 from undrift.data.checks import check_whole
 from undrift.data.spool import Rows, Streamed
@@ -44,6 +44,7 @@ from undrift.engines.engine import Assignment, Engine, Outcome, Trained
 from undrift.engines.traffic import NOTHING, Traffic, look_traffic, training_traffic
 from undrift.errors import ConfigError, DataError, ServerError, UndriftError, unknown_name
 from undrift.identity import Portrait
+from undrift.identity.content import digest
 from undrift.judging import Judge
 from undrift.private_key import PrivateKey
 from undrift.roster import Roster
@@ -132,6 +133,7 @@ class Trainer:
         self._traffic: dict[tuple[int, int, int], Traffic] = {}
         self._warned: set[str] = set()  # what is said once in a run
         self._described = described
+        self._origin = ""  # names the server that the run began at, once noise is drawn
         self._album = Album()
         self.portraits()  # now: training may change what a loss or a rule remembers
 
@@ -145,14 +147,26 @@ class Trainer:
         """Rounds completed."""
         return self._present.rounds
 
-    def put(self, server: Server) -> None:
-        """Go on with another server of the same structure, between two rounds."""
-        self._present = self._present._replace(server=server)
+    def put(self, server: Server, rounds: int | None = None, *others: Tensor) -> None:
+        """Go on with another server of the same structure, between two rounds.
+
+        It may count other `rounds`; `others` are tensors that were exchanged with it.
+        """
+        here = zip(
+            leaves(server._replace(round=self.server.round)), leaves(self.server), strict=True
+        )
+        if draws_noise(self.algorithm) and (others or any(a is not b for a, b in here)):
+            # equal noise on models that differ could be subtracted
+            self._origin = digest(*leaves(server), *others)
+        rounds = self.rounds_done if rounds is None else rounds
+        self._present = self._present._replace(
+            server=server, rounds=rounds, rows=self.store.visible
+        )
 
     def restart(self, server: Server, seeds: Seeds) -> None:
         """Begin again at this server, with other cohorts and batches; nobody has a state yet."""
         self.seeds = self.roster.seeds = seeds
-        self._present, self._trained = Present(server, 0, {}), None
+        self._present, self._trained, self._origin = Present(server, 0, {}), None, ""
         self.settle()
 
     # -- training ----------------------------------------------------------------------------
@@ -250,9 +264,15 @@ class Trainer:
     def _secret(self) -> Secret:
         def described() -> dict[str, Any]:
             told = self.describe()
-            return {n: told[n] for n in told if n not in ("undrift", *self._described)}
+            rest = {n: told[n] for n in told if n not in ("undrift", *self._described)}
+            return {**rest, "origin": self._began_at()}
 
-        return self.private_key.secret(self.seeds, described)
+        return self.private_key.secret((self.seeds, self._began_at()), described)
+
+    def _began_at(self) -> str:
+        """Name the numbers that the run began at: a description of the task leaves them out."""
+        self._origin = self._origin or digest(*leaves(self.server))
+        return self._origin
 
     def _look(
         self, server: Server, cohort: Assignment | None
@@ -432,6 +452,8 @@ class Trainer:
         tensors["enrolled"] = torch.from_numpy(self.roster.enrolled)
         self.keep_key(folder)
         meta = {"plan": self.engine.plan(), "holders": sorted(self._present.holders)}
+        if draws_noise(self.algorithm):
+            meta["origin"] = self._began_at()
         return self.keeper.save(folder, self.rounds_done, tensors, meta, self.describe())
 
     def keep_key(self, folder: Path | str | CheckpointFolder) -> None:
@@ -455,6 +477,7 @@ class Trainer:
         server = rebuild(structure(self.server), values)
         holders = frozenset(found.meta.get("holders", ()))
         self._present = Present(server, found.round, self.store.visible, holders)
+        self._origin = found.meta.get("origin", "")
         self._trained = None  # what clients ended with belongs to another round
         self.roster.enrolled = found.tensors["enrolled"].numpy()
         self.engine.use_plan(found.meta["plan"])

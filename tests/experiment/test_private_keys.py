@@ -1,5 +1,6 @@
 """Private keys: where they are, who can read them, and what follows from them."""
 
+import copy
 import os
 import shutil
 import stat
@@ -13,6 +14,7 @@ from undrift.engines import ENGINES, Sharded
 from undrift.errors import CheckpointError, ConfigError
 from undrift.experiment.run import run
 from undrift.private_key import NAME, kept_secret
+from undrift.replay.start import begin
 from undrift.rules import Private
 from undrift.testing import tiny_world
 from undrift.testing.world import numbers
@@ -99,6 +101,48 @@ def test_one_key_never_gives_two_runs_the_same_noise(tmp_path):
         found.append((pair[1] - pair[0]).flatten())
     gaps = [float((a - b).norm() / b.norm()) for i, a in enumerate(found) for b in found[:i]]
     assert min(gaps) > 0.5
+
+
+@pytest.mark.parametrize("way", ["made with", "put", "replayed from"])
+def test_one_key_gives_other_noise_to_a_run_that_begins_at_another_model(way, tmp_path):
+    """Whoever knows both models would subtract one run from the other."""
+    task, found = tiny_world().task, []
+    for step in (0.0, 1e-9):
+        pair = []
+        for sigma in (0.0, 2.0):
+            module = copy.deepcopy(task.original)
+            with torch.no_grad():
+                for p in module.parameters():
+                    p.add_(step if way == "made with" else 0.0)
+            world = tiny_world()._replace(
+                task=fl.Task(module, dtype=torch.float64, feature=task.feature)
+            )
+            run = world.trainer(
+                fl.rfedavg_plus(0.1, strength=0.0, noise=fl.FeatureNoise(sigma, 0.5, 8.0)),
+                private_key=tmp_path / "key",
+            )
+            moved = run.server._replace(w=run.server.w + step)
+            if way == "put":
+                run.put(moved)
+            elif way == "replayed from":
+                begin(run, 0, {}, {})
+                run.put(moved, 0)
+            run.round()
+            pair.append(run.server.states[0].rows)
+        found.append((pair[1] - pair[0]).flatten())
+    assert float((found[0] - found[1]).norm() / found[0].norm()) > 0.5
+
+
+def test_a_resumed_run_draws_the_noise_of_the_model_that_it_began_at(tmp_path):
+    build, key = ALGORITHMS["rfedavg"], tmp_path / "key"
+    first = tiny_world().trainer(build(), private_key=key)
+    first.run(1)
+    first.save(tmp_path / "kept")
+    first.run(2)
+    again = tiny_world().trainer(build(), private_key=key)
+    assert again.load(tmp_path / "kept")
+    again.run(2)
+    assert same(numbers(first), numbers(again))
 
 
 # ---- where it is ------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from undrift.replay.given import (
     rounds_of,
     whole_number,
 )
-from undrift.replay.start import begin, set_present, started
+from undrift.replay.start import begin, server_at, started
 from undrift.replay.witness import Named, of_rules, told, watched, weighs_by_size
 from undrift.rules.observe import Seen
 from undrift.trainer import Trainer
@@ -108,7 +108,8 @@ def play(trainer: Trainer, ids: list[int]) -> None:
     if ids:
         trainer.round()
     else:
-        set_present(trainer, trainer.server, trainer.rounds_done + 1)
+        after = trainer.rounds_done + 1
+        trainer.put(server_at(trainer.server, after), after)
 
 
 def weights_of(algorithm: Algorithm, sizes: Sequence[int]) -> Tensor:

@@ -61,15 +61,13 @@ def begin(
         shape = structure(trainer.store.gather([i]))
         trainer.store.stage([i], rebuild(shape, [v[None].contiguous() for v in row]))
     trainer.store.commit()
-    set_present(trainer, state._replace(states=states), first_round)
+    before = server_at(state._replace(states=states), first_round)
+    trainer.put(before, first_round, *(v for row in kept.values() for v in row))
 
 
-def set_present(trainer: Trainer, server: Server, rounds: int) -> None:
-    """Let a trainer go on from this server, after so many rounds."""
-    server = server._replace(round=torch.full_like(server.round, float(rounds)))
-    trainer._present = trainer._present._replace(
-        server=server, rounds=rounds, rows=trainer.store.visible
-    )
+def server_at(server: Server, rounds: int) -> Server:
+    """Let a server count so many rounds."""
+    return server._replace(round=torch.full_like(server.round, float(rounds)))
 
 
 def _changed(trainer: Trainer, now: Named, given: Mapping[str, Any], place: str) -> list[Tensor]:

@@ -150,7 +150,7 @@ class Trainer:
     def put(self, server: Server, rounds: int | None = None, *others: Tensor) -> None:
         """Go on with another server of the same structure, between two rounds.
 
-        It may count other `rounds`; `others` are tensors that were exchanged with it.
+        It may count other `rounds`; `others` are client states that were exchanged with it.
         """
         here = zip(
             leaves(server._replace(round=self.server.round)), leaves(self.server), strict=True
@@ -159,9 +159,8 @@ class Trainer:
             # equal noise on models that differ could be subtracted
             self._origin = digest(*leaves(server), *others)
         rounds = self.rounds_done if rounds is None else rounds
-        self._present = self._present._replace(
-            server=server, rounds=rounds, rows=self.store.visible
-        )
+        rows = self.store.visible if others else self._present.rows
+        self._present = self._present._replace(server=server, rounds=rounds, rows=rows)
 
     def restart(self, server: Server, seeds: Seeds) -> None:
         """Begin again at this server, with other cohorts and batches; nobody has a state yet."""

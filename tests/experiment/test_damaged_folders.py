@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from undrift.cli import main
 from undrift.errors import ChangedExperiment, CheckpointError
 from undrift.experiment.batch import run_together
 from undrift.experiment.folder import RunFolder, whole_history
@@ -201,3 +203,20 @@ def test_a_complete_run_stays_complete_when_its_longer_one_is_refused(tmp_path: 
         run(tiny("rounds=9"), tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
     assert len(run(tiny(), tmp_path)) == ROUNDS
+
+
+@pytest.mark.parametrize("left", [("summary.json",), ("model.safetensors",), ("checkpoint",), ()])
+def test_a_report_does_not_leave_out_a_run_that_lost_its_rounds(
+    tmp_path: Path, left: tuple[str, ...]
+) -> None:
+    """Of two runs in a folder one would be shown, as if the other had never been."""
+    for seed in (0, 1):
+        run(tiny(f"seed={seed}"), tmp_path / str(seed))
+    (tmp_path / "1" / "rounds.jsonl").unlink()
+    for name in {"summary.json", "model.safetensors"} - set(left):
+        (tmp_path / "1" / name).unlink()
+    if "checkpoint" not in left:
+        shutil.rmtree(tmp_path / "1" / "checkpoint")
+    code = main(["report", str(tmp_path)])
+    assert code == (2 if left else 0)  # with nothing left it has not begun
+    assert (tmp_path / "report.html").is_file() == (code == 0)

@@ -203,11 +203,19 @@ class RunFolder:
             raise CheckpointError(f"cannot read {path}: {error}") from error
         return found
 
+    def has_begun(self) -> bool:
+        """Whether a round was written down, or another file says that there was one."""
+        files = ("rounds.jsonl", "summary.json", "model.safetensors")
+        rounds = CheckpointFolder(self.checkpoint).rounds
+        return bool(rounds) or any((self.path / name).is_file() for name in files)
+
     def damage(self) -> str:
         """Say where the sound rounds end, and why there."""
         path, lines = self.path / "rounds.jsonl", self._lines()
         end = lines[-1][1] if lines else 0
-        if not path.is_file() or path.stat().st_size == end:
+        if not path.is_file():
+            return "it is missing"
+        if path.stat().st_size == end:
             return f"it ends after line {len(lines)}"
         with path.open("rb") as file:
             file.seek(end)
@@ -318,7 +326,8 @@ def whole_history(folder: RunFolder) -> History:
     told = (folder.summary() or {}).get("rounds", 0)
     # before the rounds are read: a run may be under way, and writes them first
     saved = max(CheckpointFolder(folder.checkpoint).rounds, default=0)
-    promised = max(saved, told if isinstance(told, int) else 0)
+    trained = (folder.path / "model.safetensors").is_file()
+    promised = max(saved, told if isinstance(told, int) else 0, int(trained))
     history = folder.history()
     if len(history) < promised:
         raise CheckpointError(
@@ -329,9 +338,12 @@ def whole_history(folder: RunFolder) -> History:
 
 
 def find_runs(path: Path | str) -> list[RunFolder]:
-    """Find every run in a folder and the folders below, in the order of their names."""
-    found = sorted(p.parent for p in Path(path).rglob("experiment.toml"))
-    return [RunFolder(p) for p in found if (p / "rounds.jsonl").is_file()]
+    """Find every run in a folder and the folders below, in the order of their names.
+
+    A run that has lost its rounds is one of them: to leave it out would hide the loss.
+    """
+    folders = map(RunFolder, sorted(p.parent for p in Path(path).rglob("experiment.toml")))
+    return [folder for folder in folders if folder.has_begun()]
 
 
 def _policies(table: Any) -> Iterator[str]:

@@ -21,6 +21,7 @@ from undrift.core.transfer import send
 from undrift.core.tree import Tree, tree_map
 from undrift.data.spool import Rows
 from undrift.engines.capacity import is_out_of_memory
+from undrift.engines.chunks import cut
 from undrift.engines.engine import PIECE, Assignment, Engine
 from undrift.engines.graphs import Buffers as Held
 from undrift.engines.graphs import Piece, copied, lasting_pool
@@ -112,15 +113,14 @@ class Judge:
         Many models may be said to `stay`: they lie at the same place after every round.
         """
         longest = max(who.sizes.tolist())
-        parts = range(0, len(who.ids), max(1, batch // longest))
+        parts = self._parts(who.sizes, batch)
 
         def judge(info: ClientInfo, *model: Tree) -> Tensor:
-            own, stops = model or (w, buffers), [*parts[1:], len(who.ids)]
-            found = []
-            for part in map(slice, parts, stops):
+            own, found = model or (w, buffers), []
+            for part, most in parts:
                 mine = own if own[0].dim() == 1 else tree_map(lambda v, p=part: v[p], own)
                 some = tree_map(lambda v, part=part: v[part], info)
-                found.append(self._some_clients(mine, some, longest))
+                found.append(self._some_clients(mine, some, most))
             return torch.cat(found, 2)
 
         kind = (len(who.ids), longest, batch)
@@ -129,6 +129,15 @@ class Judge:
         else:
             sums = self._replayed((kind, _place(w)) if stays else None, judge, who.info)
         return JudgedClients(who.ids, self.names, sums)
+
+    def _parts(self, sizes: Tensor, batch: int) -> list[tuple[slice, int]]:
+        """Cut clients into parts, and tell how long the longest of each is."""
+        count, longest = len(sizes), int(sizes.max())
+        if self.engine.device.type == "cuda":  # parts by sizes would be a graph for every cohort
+            width = max(1, batch // longest)
+            return [(slice(i, min(i + width, count)), longest) for i in range(0, count, width)]
+        found = cut(sizes, count, batch)
+        return [(part, int(sizes[part].max())) for part in found]
 
     def _some_clients(self, model: tuple[Vec, Buffers], info: ClientInfo, longest: int) -> Tensor:
         """Give what the means of each client divide, and by what: [2, M, C]."""

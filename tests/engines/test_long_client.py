@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 import undrift as fl
 from undrift.core.rule import ClientInfo
-from undrift.engines.engine import Assignment
+from undrift.engines.engine import Assignment, Engine
 from undrift.errors import ConfigError
 
 __all__ = ["owners"]
@@ -98,3 +98,24 @@ def test_a_part_is_taken_where_each_tensor_lies():
         part = work.part(index)
         assert torch.equal(part.info.id, known.id[index]) and part.order.device.type == "meta"
         assert torch.equal(part.clients, ids[index]) and part.order.shape == (2, 0, 2)
+
+
+@pytest.mark.parametrize("way", ["judged", "looked at"])
+def test_passes_over_own_data_end_with_the_own_data(way, monkeypatch):
+    """Nobody is padded to the longest client: that would be 400 times the examples there are."""
+    read = []
+    batch = Engine.batch
+
+    def counted(self, ids, positions, *more):
+        read.append(positions.numel())
+        return batch(self, ids, positions, *more)
+
+    made = trainer(fl.mime(lr=0.1), fl.Work(steps=1, batch=8), "vectorised")
+    made.round()
+    monkeypatch.setattr(Engine, "batch", counted)
+    if way == "judged":
+        made.judge_clients(range(MANY + 1)).result()
+    else:
+        made.round()
+    there = LONG + SHORT * MANY
+    assert there <= sum(read) < 3 * there

@@ -373,6 +373,10 @@ class Engine:
             inside = at < sizes.to(self.device)[:, None]
             yield number, torch.where(inside, at, -1)
 
+    def left(self, sizes: Tensor, number: int) -> int:
+        """Count the clients that have examples in a piece."""
+        return int((sizes > number * min(self.piece, int(sizes.max()))).sum())
+
     def step_number(self, k: int) -> Tensor:
         """Give a step number as a tensor in the model's type."""
         return torch.tensor(float(k), dtype=self.task.dtype, device=self.device)

@@ -40,6 +40,7 @@ from undrift.engines.capacity import (
     workers_for,
     would_fit,
 )
+from undrift.engines.chunks import cut
 from undrift.engines.dense_steps import DenseSteps, Workspace, is_dense
 from undrift.engines.device_round import DeviceRound
 from undrift.engines.engine import Assignment, Engine, Outcome, mean_rows
@@ -56,7 +57,7 @@ from undrift.engines.trial import check_vectorises
 from undrift.engines.turns import Done, Shape, Turn
 from undrift.engines.workers import in_order, limited
 from undrift.errors import ConfigError, TaskError, UndriftError
-from undrift.program.client_half import ClientHalf
+from undrift.program.client_half import ClientHalf, few_widths
 from undrift.program.compile import has_cpp_compiler
 from undrift.program.programs import Programs
 from undrift.state.store import ClientStateStore
@@ -493,34 +494,23 @@ class Vectorised(Engine):
     def _measure(
         self, hook: str, half: ClientHalf, clients: Client, carry: Carry, work: Assignment
     ) -> tuple[Tree, ...]:
+        """Evaluate a hook over own data: those with most examples first, who last longest."""
+        by_size = torch.arange(len(work.sizes))
+        if int(work.sizes.max()) > self.piece:
+            by_size = work.sizes.argsort(descending=True, stable=True)
+        back = by_size.argsort().to(self.device)
+        work, by_size = work.part(by_size), by_size.to(self.device)
+        clients, carry = _take(clients, by_size), _take(carry, by_size)
         total: Any = None
         for number, positions in self.pieces(work.sizes):
-            batch = self.batch(work.info.id, positions)
-            some = half.measure(hook, clients, carry, batch, self.step_number(number))
-            total = some if total is None else tree_map(lambda a, b: a + b, total, some)
+            live = few_widths(self.left(work.sizes, number), len(positions))
+            some_clients, some_carry = (_rows(tree, slice(live)) for tree in (clients, carry))
+            batch = self.batch(work.info.id[:live], positions[:live])
+            some = half.measure(hook, some_clients, some_carry, batch, self.step_number(number))
+            total = some if total is None else tree_map(_added, total, some)
         mean: tuple[Tree, ...] = mean_rows(total, clients.info.size)
-        return mean
-
-
-def cut(slots: Tensor, width: int, most: int) -> list[slice]:
-    """Cut a cohort into chunks of at most `width` clients.
-
-    A chunk's plan is padded to its longest client.  Padded so it holds at most `most` positions,
-    unless one client alone has more.
-
-    >>> cut(torch.tensor([1, 1, 100, 1, 1]), width=4, most=10)
-    [slice(0, 2, None), slice(2, 3, None), slice(3, 5, None)]
-    """
-    count = len(slots)
-    if not count or int(slots.max()) * min(width, count) <= most:
-        return [slice(i, min(i + width, count)) for i in range(0, count, width)]
-    found, start, longest = [], 0, 0
-    for c, own in enumerate(slots.tolist()):
-        longest = max(longest, own)
-        if c > start and (c - start == width or (c - start + 1) * longest > most):
-            found.append(slice(start, c))
-            start, longest = c, own
-    return [*found, slice(start, count)]
+        found: tuple[Tree, ...] = _take(mean, back)
+        return found
 
 
 def _longest(work: Assignment) -> Assignment:
@@ -548,6 +538,11 @@ def _check_switches(**switches: bool | None) -> None:
 def join(*parts: Any) -> Any:
     """Put chunks of clients together again."""
     return parts[0] if len(parts) == 1 else tree_map(lambda *v: torch.cat(v), *parts)
+
+
+def _added(total: Tensor, some: Tensor) -> Tensor:
+    """Add to the first rows."""
+    return torch.cat([total[: len(some)] + some, total[len(some) :]])
 
 
 def _rows(tree: Any, part: slice | int) -> Any:

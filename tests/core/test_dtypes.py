@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import undrift as fl
-from undrift.errors import TaskError
+from undrift.errors import DataError, TaskError
 
 DTYPES = sorted({v for v in vars(torch).values() if isinstance(v, torch.dtype)}, key=str)
 WIDENED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -128,3 +128,39 @@ def test_a_module_in_another_precision_learns_the_same(dtype):
         run.run(2)
     assert torch.equal(runs[0].server.w, runs[1].server.w)
     assert runs[0].model()[0].weight.dtype == dtype
+
+
+def test_complex_numbers_of_a_loss_or_a_metric_are_refused():
+    class Turned(nn.Module):
+        def __init__(self, place: str) -> None:
+            super().__init__()
+            value = torch.ones(2, dtype=torch.complex64)
+            if place == "buffer":
+                self.register_buffer("turn", value)
+            else:
+                self.turn = nn.Parameter(value, requires_grad=False)
+
+        def forward(self, output: Tensor, target: Tensor) -> Tensor:
+            return (output * self.turn).abs().sum(1)
+
+    for loss in (
+        *(Turned("buffer"), Turned("parameter")),
+        nn.CrossEntropyLoss(weight=torch.tensor([1 + 5j, 1j])),
+    ):
+        with pytest.raises(TaskError, match="is complex"):
+            fl.Task(nn.Linear(3, 2), loss=loss)
+    data = fl.Federation.of([(torch.randn(4, 3), torch.randint(0, 2, (4,)))])
+    for settings in (
+        {"loss": lambda o, y: torch.complex(o, o)[:, 0]},
+        {"metrics": {"m": lambda o, y: torch.complex(o, o)[:, 0]}},
+    ):
+        with pytest.raises(TaskError, match="returns complex numbers"):
+            fl.Trainer(fl.Task(nn.Linear(3, 2), **settings), data, fl.fedavg(0.1))
+
+
+@pytest.mark.parametrize("where", ["x", "y"])
+def test_complex_data_are_refused(where):
+    x, y = torch.randn(4, 3), torch.randn(4, 2)
+    x, y = (x + 0j, y) if where == "x" else (x, y + 0j)
+    with pytest.raises((DataError, TaskError), match="complex"):
+        fl.Trainer(fl.Task(nn.Linear(3, 2), loss="mse"), fl.Federation.of([(x, y)]), fl.fedavg(0.1))

@@ -96,6 +96,11 @@ def check_values(what: str, values: Any, examples: int) -> None:
             f"{' and '.join(f'shape {t}' if isinstance(t, tuple) else t for t in told)}: use "
             "reduction='none', or return WeightedMean(totals, weights) for a mean over tokens"
         )
+    if any(v.is_complex() for v in parts):
+        raise TaskError(
+            f"{what} returns complex numbers, whose imaginary part would be lost: return real ones, "
+            "e.g. their absolute values"
+        )
 
 
 # --------------------------------------------------------------------------- torch's own losses
@@ -151,6 +156,12 @@ def _own_copy(loss: nn.Module, dtype: torch.dtype) -> PerExample:
         raise TaskError(
             f"Task.loss: {type(loss).__name__} has parameters, which nobody would train: make them "
             "part of the module, or freeze them with requires_grad_(False)"
+        )
+    held = [*loss.named_buffers(), *loss.named_parameters()]
+    if strange := [n for n, v in held if v.is_complex()]:
+        raise TaskError(
+            f"Task.loss: {strange[0]!r} of {type(loss).__name__} is complex, and its imaginary part "
+            "would be lost: give real numbers"
         )
     own = copy.deepcopy(loss).to(dtype)
     changed = "forward" in vars(own) or own._forward_hooks or own._forward_pre_hooks

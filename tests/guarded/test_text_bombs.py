@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import tracemalloc
 from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 
+from undrift import sources
 from undrift.cli import main
-from undrift.errors import CheckpointError, ConfigError, UndriftError
+from undrift.errors import CheckpointError, ConfigError, DataError, UndriftError
 from undrift.experiment.folder import RunFolder
+from undrift.experiment.sweep import expand
 from undrift.experiment.tables import parse_value, read_table
 from undrift.guarded.limits import LIMITS, VARIABLE, Unreadable, limit
 from undrift.guarded.text import lines_of, parse_json, parse_toml, read_bytes
@@ -162,3 +165,27 @@ def test_every_limit_is_on_the_page(request):
     page = (request.config.rootpath / "docs/data.md").read_text()
     for name, value in LIMITS.items():
         assert f"| `{name}` | {value:,} |" in page
+
+
+def test_a_long_sweep_is_refused_before_its_tables_are_made():
+    """Each of its values would get a copy of the table, with all of them in it."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match=r"20000 values of work\.epochs"):
+            expand({"work": {"epochs": list(range(20_000))}})
+        assert tracemalloc.get_traced_memory()[1] < 20e6
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"clients": 10**8, "sizes": 100}, {"clients": 10**7}, {"sizes": [10**9] * 30}]
+)
+def test_examples_that_no_memory_holds_are_refused_before_they_are_made(settings):
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="table_values"):
+            sources.load("synthetic", **settings)
+        assert tracemalloc.get_traced_memory()[1] < 1e6
+    finally:
+        tracemalloc.stop()

@@ -98,8 +98,8 @@ def check_values(what: str, values: Any, examples: int) -> None:
         )
     if any(v.is_complex() for v in parts):
         raise TaskError(
-            f"{what} returns complex numbers, whose imaginary part would be lost: return real ones, "
-            "e.g. their absolute values"
+            f"{what} returns complex numbers, whose imaginary part would be lost: return "
+            "real ones, e.g. their absolute values"
         )
 
 
@@ -160,8 +160,8 @@ def _own_copy(loss: nn.Module, dtype: torch.dtype) -> PerExample:
     held = [*loss.named_buffers(), *loss.named_parameters()]
     if strange := [n for n, v in held if v.is_complex()]:
         raise TaskError(
-            f"Task.loss: {strange[0]!r} of {type(loss).__name__} is complex, and its imaginary part "
-            "would be lost: give real numbers"
+            f"Task.loss: {strange[0]!r} of {type(loss).__name__} is complex, and its imaginary "
+            "part would be lost: give real numbers"
         )
     own = copy.deepcopy(loss).to(dtype)
     changed = "forward" in vars(own) or own._forward_hooks or own._forward_pre_hooks

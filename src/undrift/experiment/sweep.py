@@ -42,9 +42,12 @@ def expand(table: Mapping[str, Any]) -> list[Variant]:
             done.append((one, swept))
         else:
             path, values = found
+            if len(pending) + len(done) + len(values) > MOST:  # before copies are made
+                raise ConfigError(
+                    f"this sweep has more than {MOST} combinations, with {len(values)} values of "
+                    f"{'.'.join(path)}: shorten its lists"
+                )
             pending += [(_with(one, path, v), (*swept, path)) for v in reversed(values)]
-        if len(pending) + len(done) > MOST:
-            raise ConfigError(f"this sweep has more than {MOST} combinations: shorten its lists")
     return _labelled(done)
 
 
@@ -104,12 +107,9 @@ def _record(table: Table) -> Callable[..., Any] | None:
 
 
 def _with(table: Table, path: Path, value: Any) -> Table:
-    made = copy.deepcopy(table)
-    inner = made
-    for key in path[:-1]:
-        inner = inner[key]
-    inner[path[-1]] = copy.deepcopy(value)
-    return made
+    """Exchange one value; tables on its path are copied, everything else is shared."""
+    first, *rest = path
+    return {**table, first: _with(table[first], tuple(rest), value) if rest else value}
 
 
 # -------------------------------------------------------------------------------------- labels

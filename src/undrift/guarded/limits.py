@@ -21,7 +21,7 @@ LIMITS = {
     "leaf_bytes": 2 * 2**30,  # one of LEAF's json files
     "line_bytes": 16 * 2**20,  # one line of a table, of word vectors or of rounds.jsonl
     "table_columns": 100_000,
-    "table_values": 2**30,  # cells of the chosen columns, and numbers of the features made of them
+    "table_values": 2**28,  # cells of the chosen columns, and numbers of the features made of them
     "data_bytes": 768 * 2**20,  # one file of a data set, also inside an archive
     "archive_bytes": 4 * 2**30,  # an archive, decompressed as a whole
     "archive_entries": 100_000,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from undrift.core.random import fold, normal, permutation
 from undrift.errors import ConfigError
+from undrift.guarded.limits import check
 from undrift.models.settings import number, whole
 from undrift.sources.examples import Examples, Info
 
@@ -104,6 +105,19 @@ def _maker(alpha: float, beta: float, features: int, outputs: int, iid: bool, se
 
 
 def _sizes(maker: Maker, clients: int, sizes: Sizes) -> list[int]:
+    """Give every client's size; examples that no memory holds are refused before they are made."""
+    least = sizes if isinstance(sizes, int) else 1
+    _check_count(whole("clients", clients) * least * maker.features)
+    found = _each_size(maker, clients, sizes)
+    _check_count(sum(found) * maker.features)
+    return found
+
+
+def _check_count(count: int) -> None:
+    check("table_values", "numbers of the examples that synthetic makes", count)
+
+
+def _each_size(maker: Maker, clients: int, sizes: Sizes) -> list[int]:
     if sizes is None:
         drawn = 4 + 2 * maker.draw(whole("clients", clients), "sizes")
         return [50 + int(n) for n in drawn.exp().clamp(max=LARGEST)]

@@ -477,6 +477,52 @@ made = dict(loss=loss)
 """,
         "code.mine.change",
     ),
+    "a function that getattr finds": Kind(
+        """
+import aside
+
+def loss(output, target):
+    return getattr(aside, "by" + "_two")() * plain(output, target)
+
+made = dict(loss=loss)
+""",
+        "code.aside (its file)",
+        "def by_two(): return <v>",
+    ),
+    "a module that is imported by its name": Kind(
+        """
+import importlib
+
+def loss(output, target):
+    return importlib.import_module("aside").by_two() * plain(output, target)
+
+made = dict(loss=loss)
+""",
+        "code.aside (its file)",
+        "def by_two(): return <v>",
+    ),
+    "a function that globals() finds": Kind(
+        """
+def by_two(): return <v>
+
+def loss(output, target):
+    return globals()["by_" + "two"]() * plain(output, target)
+
+made = dict(loss=loss)
+""",
+        "code.mine (its file)",
+    ),
+    "a text that eval reads": Kind(
+        """
+def by_two(): return <v>
+
+def loss(output, target):
+    return eval("by_" + "two()") * plain(output, target)
+
+made = dict(loss=loss)
+""",
+        "code.mine (its file)",
+    ),
 }
 
 RULES = {

@@ -13,7 +13,8 @@ from .kinds import CHOICES, KINDS, LOSSES, MODULES, RULES, built, trainer
 
 TOGETHER = {**RULES, **{n: CHOICES[n] for n in list(CHOICES)[:2]}}  # in one batch or not
 # A process has one module of a name: two experiments cannot import two.
-IN_ONE_PROCESS = [n for n in KINDS if n != "an import inside of a function"]
+IMPORTED_LATE = ("an import inside of a function", "a module that is imported by its name")
+IN_ONE_PROCESS = [n for n in KINDS if n not in IMPORTED_LATE]
 SAME_NUMBERS = ("a metric",)
 
 

@@ -12,6 +12,7 @@ import dis
 import hashlib
 import inspect
 import linecache
+import re
 import sys
 from collections.abc import Iterator
 from types import CodeType
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 DefinedHere = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 # what decides no number, or is a matter of the version of Python
 _LEFT_OUT = frozenset({"ctx", "kind", "type_comment", "type_params", "returns", "type_ignores"})
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _files: dict[str, tuple[str, _File]] = {}
 _known: dict[int, tuple[CodeType, str]] = {}  # the code is held, so that its id stays its own
 
@@ -57,6 +59,7 @@ class Reads(NamedTuple):
     globals: list[str]
     attributes: frozenset[str]  # every name that it uses at all
     imports: list[tuple[str, int]]  # modules, with the level of a relative import
+    texts: frozenset[str]  # texts in it that could name a module
 
 
 def reads(code: CodeType) -> Reads:
@@ -71,8 +74,10 @@ def _reads(code: CodeType) -> Reads:
     looked: set[str] = set()
     imports: set[tuple[str, int]] = set()
     used: set[str] = set()
+    texts: set[str] = set()
     for part in _all_codes(code):
         used.update(part.co_names)
+        texts.update(c for c in part.co_consts if isinstance(c, str) and _MODULE.fullmatch(c))
         loaded: list[Any] = []
         for step in dis.get_instructions(part):
             if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
@@ -82,7 +87,7 @@ def _reads(code: CodeType) -> Reads:
                 imports.add((step.argval, level))
             elif step.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
                 loaded.append(step.argval)
-    return Reads(sorted(looked), frozenset(used), sorted(imports))
+    return Reads(sorted(looked), frozenset(used), sorted(imports), frozenset(texts))
 
 
 def _all_codes(code: CodeType) -> Iterator[CodeType]:

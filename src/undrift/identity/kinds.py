@@ -10,7 +10,7 @@ from importlib.util import find_spec, resolve_name
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from undrift.identity.code import body, file_text, reads
+from undrift.identity.code import Reads, body, file_text, reads
 from undrift.identity.origin import dotted, edition, file_of, origin
 
 if TYPE_CHECKING:
@@ -26,6 +26,11 @@ _KEPT = frozenset((
     "__dataclass_params__", "__protocol_attrs__", "__non_callable_proto_members__",
     "_is_protocol", "_is_runtime_protocol", "_fields", "_field_defaults", "__classcell__",
     "__classdictcell__", "__replace__", "__repr__",
+))  # fmt: skip
+# what finds other code by a text
+LOOKED_UP = frozenset((
+    "getattr", "globals", "locals", "vars", "eval", "exec", "attrgetter", "methodcaller",
+    "__import__", "import_module", "__dict__", "__getattribute__",
 ))  # fmt: skip
 _WRITTEN = "<string>"  # the file of methods that dataclasses and named tuples write themselves
 
@@ -111,6 +116,22 @@ class Kinds:
                 self._put(dotted(module, name), names[name], found.attributes)
         for name, level in found.imports:
             self._import(name, level, names.get("__package__") or "")
+        if LOOKED_UP & found.attributes:
+            self._put_files(module, names, found)
+
+    def _put_files(self, module: str, names: dict[str, Any], found: Reads) -> None:
+        """Write down whole files where code looks up by a text what it runs.
+
+        Which function that is nobody can tell beforehand.
+        """
+        read = [names[n].__name__ for n in found.globals if isinstance(names.get(n), ModuleType)]
+        for name in (module, *read):
+            file = file_of(name)
+            if file is not None and origin(name) == "own":
+                self.walk.code[f"{dotted(name)} (its file)"] = {"body": file_text(file)}
+        if found.attributes & {"import_module", "__import__"}:
+            for text in sorted(found.texts):
+                self._import(text, 0, names.get("__package__") or "")
 
     def _put(self, name: str, value: Any, attributes: frozenset[str]) -> None:
         """Write down what stands under a name; of a module the parts that are used."""

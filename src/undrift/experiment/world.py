@@ -317,7 +317,7 @@ def _own_model(
 
 
 def _from_data(function: Callable[..., Any], examples: Examples) -> dict[str, Any]:
-    """Fill in what the data decide: inputs, classes, channels, pixels, vectors of words."""
+    """Fill in what the data decide: inputs, blocks, classes, channels, pixels, vectors of words."""
     shape = list(examples.train_x.shape[1:])
     known: dict[str, Any] = {"inputs": math.prod(shape), "classes": examples.classes or 1}
     if len(shape) == 3:
@@ -325,6 +325,8 @@ def _from_data(function: Callable[..., Any], examples: Examples) -> dict[str, An
     if examples.embedding is not None:
         words, width = examples.embedding.shape
         known |= {"embedding": examples.embedding, "vocabulary": words, "width": width}
+    if examples.info.preparation is not None:
+        known["blocks"] = [int(size) for size in examples.info.preparation.blocks]
     return {n: v for n, v in known.items() if n in parameters(function)}
 
 

@@ -290,20 +290,27 @@ def make_task(experiment: Experiment, examples: Examples) -> Task:
     augmentation = _augmentation(experiment, examples)
     if augmentation is not None:
         options["augment"] = augmentation
-    choice, seed = experiment.model, experiment.seeds.model
+    function, name, given = model_choice(experiment, examples)
+    seed = experiment.seeds.model
+    try:
+        if name in models.MODELS:
+            return Task(models.build(name, seed, **given), **options)
+        return Task.build(_own_model(function, given, name), seed, **options)
+    except UndriftError as error:
+        raise prefixed(error, f"model {name!r}") from error
+
+
+def model_choice(
+    experiment: Experiment, examples: Examples
+) -> tuple[Callable[..., Any], str, dict[str, Any]]:
+    """Find the function that makes the model, its name, and all of its settings."""
+    choice = experiment.model
     assert isinstance(choice, Choice)
     with own.scope(experiment.home):
         function = find(models.MODELS, choice.use, "model", "model.use")
     given = {n: v for n, v in choice.table().items() if n != "use"}
-    given = {**_from_data(function, examples), **given}
-    try:
-        if function in models.MODELS.values():
-            names = {f: n for n, f in models.MODELS.items()}
-            make_model = partial(models.build, names[function], seed=seed, **given)
-            return Task(make_model(), **options)
-        return Task.build(_own_model(function, given, choice.use), seed, **options)
-    except UndriftError as error:
-        raise prefixed(error, f"model {choice.use!r}") from error
+    name = next((n for n, f in models.MODELS.items() if f is function), choice.use)
+    return function, name, {**_from_data(function, examples), **given}
 
 
 def _own_model(
@@ -326,8 +333,15 @@ def _from_data(function: Callable[..., Any], examples: Examples) -> dict[str, An
         words, width = examples.embedding.shape
         known |= {"embedding": examples.embedding, "vocabulary": words, "width": width}
     if examples.info.preparation is not None:
-        known["blocks"] = [int(size) for size in examples.info.preparation.blocks]
+        known["blocks"] = _blocks(examples.info.preparation)
     return {n: v for n, v in known.items() if n in parameters(function)}
+
+
+def _blocks(preparation: Any) -> list[int]:
+    """Count the inputs of each column; only a category's belong together as one-hot."""
+    columns = zip(preparation.schema.features, preparation.blocks, strict=True)
+    each = [[size] if kind.kind == "category" else [1] * size for (_, kind), size in columns]
+    return [size for sizes in each for size in sizes if size]
 
 
 def _loss(experiment: Experiment, examples: Examples) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from undrift.errors import EmptyRoundError
+from undrift.experiment.blueprint import files_of
 from undrift.experiment.events import Listener
 from undrift.experiment.exam import Exam, Paper
 from undrift.experiment.folder import RunFolder
@@ -53,8 +54,10 @@ class DeployedJob(Job):
         else:
             run, members = record.run, again(self.grid, door, record, plan, refusals)
         experiment = project.experiment
+        blank, task = project.blank(), project.task()
+        self.kept = files_of(experiment, blank, task, project.clients, sum(members.sizes.values()))
         coordinator = Coordinator(
-            project.task(),
+            task,
             experiment.algorithm,
             self.grid,
             members,

@@ -89,6 +89,7 @@ MAY_IMPORT = {
     },
     "deploy": {"data", "state", "experiment", "federated", "deploy"},
     "trackers": {"experiment", "models", "state", "trackers"},
+    "using": {"core", "experiment", "rules", "state", "tabular", "version", "using"},
     "papers": {"core", "data", "experiment", "rules", "sources", "state", "papers"},
 }
 EVERYWHERE = {"errors", "guarded", "own", "safe_path"}

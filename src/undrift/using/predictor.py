@@ -61,13 +61,9 @@ class Predictor:
         from undrift.tabular import read_rows
 
         found = read_rows(rows, preparation)
-        errors = dict(found.errors)
-        good = np.array([i for i in range(len(found.numbers)) if i not in errors], dtype=np.int64)
-        x = torch.from_numpy(preparation.encode(found.frame))
-        if len(x) != len(good):
-            raise DataError(
-                f"{len(x)} rows were prepared of {len(good)}: this is a mistake of ours"
-            )
+        errors = {int(row): told for row, told in found.errors.items()}
+        good = np.setdiff1d(np.arange(len(found.frame)), np.array(list(errors), dtype=np.int64))
+        x = torch.from_numpy(preparation.encode(found.frame, good))
         return self._predicted(x, good, list(map(int, found.numbers)), errors)
 
     def _of_tensor(self, given: Any) -> Predictions:

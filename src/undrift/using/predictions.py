@@ -75,9 +75,13 @@ class Predictions:
         count = math.prod(self.outputs.shape[1:])
         return ["value"] if count == 1 else [f"value_{k}" for k in range(count)]
 
+    @property
+    def _flat(self) -> NDArray[np.float64]:
+        return self.outputs.reshape(len(self), math.prod(self.outputs.shape[1:]))
+
     def lines(self) -> Iterator[list[str]]:
         """Give a line for each row, in order."""
-        flat = self.outputs.reshape(len(self), -1)
+        flat = self._flat
         classes = self.classes if self.class_names else None
         for i, number in enumerate(self.numbers):
             error = self.errors.get(i, "")
@@ -108,7 +112,7 @@ class Predictions:
             raise MissingExtra(
                 "pandas is needed for a DataFrame: pip install 'undrift[pandas]'"
             ) from error
-        flat = self.outputs.reshape(len(self), -1)
+        flat = self._flat
         columns: dict[str, Any] = dict(zip(self.header[1:], flat.T, strict=False))
         if self.class_names:
             columns["class"] = self.classes

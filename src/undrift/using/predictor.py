@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ class Predictor:
         if blueprint.whole and x.is_floating_point():
             raise DataError(f"{self.package.place} reads whole numbers, as {x.dtype} they are none")
         x = x if blueprint.whole else x.to(torch.float32)
-        finite = x.reshape(len(x), -1).isfinite().all(1)
+        finite = x.isfinite().reshape(len(x), math.prod(x.shape[1:])).all(1)
         errors = {int(i): "it holds NaN or infinity" for i in (~finite).nonzero().flatten()}
         good = finite.nonzero().flatten().numpy()
         return self._predicted(x[finite], good, range(len(x)), errors)
@@ -94,7 +95,7 @@ class Predictor:
         outputs = np.full((len(numbers), *shape), np.nan)
         if pieces:
             outputs[good] = np.concatenate(pieces)
-        finite = np.isfinite(outputs.reshape(len(outputs), -1)).all(1)
+        finite = np.isfinite(outputs).reshape(len(outputs), math.prod(shape)).all(1)
         wrong = [int(i) for i in good[~finite[good]]]
         outputs[wrong] = np.nan
         errors = {**errors, **dict.fromkeys(wrong, NOT_FINITE)}

@@ -97,9 +97,35 @@ class Frame:
         return frame_of(raw, schema, place)
 
 
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """Some rows of a frame, of which one column at a time is copied."""
+
+    frame: Frame
+    rows: Rows  # their indices
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, name: str) -> Column:
+        return self.frame[name].take(self.rows)
+
+
+Some = Frame | Chosen
+
+
 def frame_of(raw: Mapping[str, Raw], schema: Schema, place: Place) -> Frame:
     """Type raw columns as a schema says; all problems in one error."""
     problems = Problems(place.source)
+    made = typed_columns(raw, schema, place, problems)
+    problems.check()
+    return Frame(made, place)
+
+
+def typed_columns(
+    raw: Mapping[str, Raw], schema: Schema, place: Place, problems: Problems
+) -> dict[str, Column]:
+    """Type raw columns; problems are noted."""
     made: dict[str, Column] = {}
     for name, one in raw.items():
 
@@ -107,8 +133,7 @@ def frame_of(raw: Mapping[str, Raw], schema: Schema, place: Place) -> Frame:
             problems.cells(place, rows, name, what)
 
         made[name] = typed(one, schema[name], say)
-    problems.check()
-    return Frame(made, place)
+    return made
 
 
 # ---------------------------------------------------------------------------- values in memory

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from undrift.errors import DataError
 from undrift.tabular.cells import in_order
-from undrift.tabular.frames import Column, Frame
+from undrift.tabular.frames import Column, Frame, Some
 from undrift.tabular.problems import Problems
 from undrift.tabular.schema import Category, Classes, Counts, Date, Feature, Flag, Number, Schema
 from undrift.tabular.sums import (
@@ -281,7 +281,7 @@ def _coded(column: Column, names: Sequence[str]) -> NDArray[np.int64]:
 # -------------------------------------------------------------------------------------- making
 def agree(
     schema: Schema,
-    frame: Frame,
+    frame: Some,
     owners: NDArray[Any] | None = None,
     *,
     least: int = LEAST,

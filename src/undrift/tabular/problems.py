@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from undrift.errors import ConfigError, DataError
 
 SHOWN = 10  # problems that are told in full
+KEPT = 1000  # problems that are remembered
 ROWS = 3  # rows that are named for one of them
 
 
@@ -49,10 +50,14 @@ class Problems:
     def __init__(self, source: str) -> None:
         self.source = source
         self.found: list[tuple[float, str]] = []  # where, for the order, and what
+        self.more = 0  # that are counted only
 
     def add(self, what: str, order: float = -1.0) -> None:
         """Note a problem of the whole file or of a column."""
-        self.found.append((order, what))
+        if len(self.found) < KEPT:
+            self.found.append((order, what))
+        else:
+            self.more += 1
 
     def cells(
         self, place: Place, rows: NDArray[Any] | Sequence[int], column: str, what: str
@@ -65,10 +70,12 @@ class Problems:
         """Tell all problems: one in a line, several in a list."""
         lines = [what for _, what in sorted(self.found, key=lambda pair: pair[0])]
         if len(lines) == 1:
-            return f"{self.source}, {lines[0]}"
-        more = len(lines) - SHOWN
+            cell = lines[0].startswith(("line", "row", "column "))
+            return f"{self.source}{', ' if cell else ': '}{lines[0]}"
+        total = len(lines) + self.more
+        more = total - SHOWN
         shown = "".join(f"\n  {line}" for line in lines[:SHOWN])
-        return f"{self.source} has {len(lines)} problems:{shown}" + (
+        return f"{self.source} has {total} problems:{shown}" + (
             f"\n  ... and {more} more" if more > 0 else ""
         )
 

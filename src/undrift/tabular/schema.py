@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, ClassVar
 
 from undrift.errors import ConfigError, DataError, unknown_name
@@ -159,8 +160,12 @@ class Schema:
         goal = made.pop(target)
         return cls(tuple(made.items()), target, goal, gone)
 
+    @cached_property
+    def _by_name(self) -> dict[str, Kind]:
+        return {**dict(self.features), self.target: self.goal}
+
     def __getitem__(self, name: str) -> Kind:
-        return self.goal if name == self.target else dict(self.features)[name]
+        return self._by_name[name]
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ all holders are added, and nothing but the total is used.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from undrift.errors import DataError
-from undrift.tabular.frames import Column, Frame
+from undrift.tabular.frames import Column, Some
 from undrift.tabular.schema import Category, Classes, Date, Flag, Number, Numbers, Schema
 
 DAY = 86_400.0
@@ -123,13 +123,7 @@ class Sums:
 # --------------------------------------------------------------------------------- the columns
 def series_names(schema: Schema) -> tuple[str, ...]:
     """Name the series of numbers that a schema has; a date's year is one of its own."""
-    names = []
-    for name, kind in schema.features:
-        if isinstance(kind, Number | Date):
-            names.append(name)
-        if isinstance(kind, Date) and "year" in kind.parts:
-            names.append(year_of(name))
-    return (*names, *((schema.target,) if isinstance(schema.goal, Numbers) else ()))
+    return tuple(name for name, _ in _series(schema))
 
 
 def year_of(name: str) -> str:
@@ -142,17 +136,23 @@ def _named_columns(schema: Schema) -> tuple[str, ...]:
     return tuple(name for name in schema.names if isinstance(schema[name], kinds))
 
 
-def series_of(name: str, schema: Schema, frame: Frame) -> Floats:
+def _series(schema: Schema) -> Iterator[tuple[str, str]]:
+    """Give each series and the column that it is of."""
+    for name, kind in schema.features:
+        if isinstance(kind, Number | Date):
+            yield name, name
+        if isinstance(kind, Date) and "year" in kind.parts:
+            yield year_of(name), name
+    if isinstance(schema.goal, Numbers):
+        yield schema.target, schema.target
+
+
+def _values(name: str, column: str, schema: Schema, frame: Some) -> Floats:
     """Give the numbers of a series: a date in days since 1970."""
-    owner = next(n for n in schema.names if name in (n, year_of(n)) and _owns(schema, n, name))
-    values: Floats = frame[owner].values
-    if not isinstance(schema[owner], Date):
+    values: Floats = frame[column].values
+    if not isinstance(schema[column], Date):
         return values
-    return years(values) if name != owner else values / DAY
-
-
-def _owns(schema: Schema, column: str, name: str) -> bool:
-    return column == name or isinstance(schema[column], Date)
+    return years(values) if name != column else values / DAY
 
 
 def years(seconds: Floats) -> Floats:
@@ -166,7 +166,7 @@ def years(seconds: Floats) -> Floats:
 
 # -------------------------------------------------------------------------------------- answer
 def answer(
-    question: Question, schema: Schema, frame: Frame, owners: NDArray[Any] | None = None
+    question: Question, schema: Schema, frame: Some, owners: NDArray[Any] | None = None
 ) -> Sums:
     """Answer a question from some rows: of one holder, or of several whose answers are added.
 
@@ -179,15 +179,17 @@ def answer(
         return Sums(
             "counts",
             len(frame),
-            {name: _counted(series_of(name, schema, frame)) for name in series_names(schema)},
+            {name: _counted(_values(name, of, schema, frame)) for name, of in _series(schema)},
             {name: levels for name, (levels, _) in named.items()},
             {name: unnamed for name, (_, unnamed) in named.items()},
         )
-    of: Callable[..., tuple[float, ...]] = _squares if question.asks == "deviations" else _histogram
+    reply: Callable[..., tuple[float, ...]] = (
+        _squares if question.asks == "deviations" else _histogram
+    )
     made = {
-        name: of(series_of(name, schema, frame), *values)
-        for name, values in question.given.items()
-        if name in series_names(schema)
+        name: reply(_values(name, of, schema, frame), *question.given[name])
+        for name, of in _series(schema)
+        if name in question.given
     }
     return Sums(question.asks, len(frame), made, {}, {})
 
@@ -210,7 +212,7 @@ def _histogram(values: Floats, mean: float, std: float) -> tuple[float, ...]:
 
 
 def _by_level(
-    name: str, schema: Schema, frame: Frame, owners: NDArray[Any] | None, least: int
+    name: str, schema: Schema, frame: Some, owners: NDArray[Any] | None, least: int
 ) -> tuple[dict[str, int], tuple[int, int]]:
     """Count rows by level; a holder with few rows of a level does not name it."""
     column, kind = frame[name], schema[name]

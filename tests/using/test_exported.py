@@ -18,8 +18,8 @@ from undrift.errors import DataError, UndriftError
 from undrift.guarded.tensors import parse_tensors
 from undrift.guarded.text import parse_json
 from undrift.using import Predictor
-from undrift.using.exported import decode, digest, encode
 from undrift.using.export import export
+from undrift.using.exported import decode, digest, encode
 
 from .making import packaged, spread, trained
 
@@ -140,8 +140,8 @@ def test_paths_addresses_and_single_sites_stay_at_home(tmp_path: Path) -> None:
 def test_a_path_to_data_is_cut_to_its_name() -> None:
     from undrift.using.runs import _shareable
 
-    table = {"data": {"use": "table", "path": "/home/me/clinics.csv", "test_path": ["/x/y.csv"]},
-             "engine": {"address": "10.0.0.1:1", "private_key": "/keys/mine", "use": "ray"}}  # fmt: skip
-    made = _shareable(table)
+    data = {"use": "table", "path": "/home/me/clinics.csv", "test_path": ["/x/y.csv"]}
+    engine = {"address": "10.0.0.1:1", "private_key": "/keys/mine", "use": "ray"}
+    made = _shareable({"data": data, "engine": engine})
     assert made["data"] == {"use": "table", "path": "clinics.csv", "test_path": ["y.csv"]}
     assert made["engine"] == {"use": "ray"}

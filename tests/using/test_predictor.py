@@ -256,13 +256,13 @@ def test_a_network_of_ones_own_needs_trust(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     own = {**TABLE, "model": {"use": "nets:small"}}
     fl.run(load(own, trust=True)[0], tmp_path / "a")
-    with pytest.raises(ConfigError, match="nets:small.*trust"):
+    with pytest.raises(ConfigError, match=r"nets:small.*trust"):
         fl.load_model(tmp_path / "a")
     found = fl.load_model(tmp_path / "a", trust=True)(rows())
-    with pytest.raises(ConfigError, match="nets:small.*trust"):
+    with pytest.raises(ConfigError, match=r"nets:small.*trust"):
         export(tmp_path / "a", tmp_path / "a.safetensors")
     export(tmp_path / "a", tmp_path / "a.safetensors", trust=True)
-    with pytest.raises(ConfigError, match="nets:small.*trust"):
+    with pytest.raises(ConfigError, match=r"nets:small.*trust"):
         fl.load_model(tmp_path / "a.safetensors")
     again = fl.load_model(tmp_path / "a.safetensors", trust=True)(rows())
     assert np.array_equal(found.probabilities, again.probabilities)

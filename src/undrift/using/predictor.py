@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from undrift.errors import ConfigError, DataError
+from undrift.tabular.reading import read_rows
 from undrift.using import exported, onnx_file
 from undrift.using.onnx_file import Run, read_onnx
 from undrift.using.package import Package
@@ -59,8 +60,6 @@ class Predictor:
                 f"{self.package.place} was not trained on a table: call it with a tensor of inputs "
                 f"{['n', *self.package.blueprint.shape]}".replace("'", "")
             )
-        from undrift.tabular import read_rows
-
         found = read_rows(rows, preparation)
         errors = {int(row): told for row, told in found.errors.items()}
         good = np.setdiff1d(np.arange(len(found.frame)), np.array(list(errors), dtype=np.int64))
@@ -95,8 +94,8 @@ class Predictor:
         outputs = np.full((len(numbers), *shape), np.nan)
         if pieces:
             outputs[good] = np.concatenate(pieces)
-        finite = np.isfinite(outputs).reshape(len(outputs), math.prod(shape)).all(1)
-        wrong = [int(i) for i in good[~finite[good]]]
+        finite = np.isfinite(outputs).reshape(len(outputs), math.prod(shape))
+        wrong = [int(i) for i in good if not finite[i].all()]
         outputs[wrong] = np.nan
         errors = {**errors, **dict.fromkeys(wrong, NOT_FINITE)}
         preparation = self.package.preparation

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,13 @@ def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 def parse_tensors(data: bytes) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Read the bytes of a file of safetensors: the texts in its header, and its tensors."""
+    length = int.from_bytes(data[:8], "little")
+    check("names_bytes", "bytes of names and texts", length)
     try:
-        (length,) = struct.unpack("<Q", data[:8])
-        check("names_bytes", "bytes of names and texts", length)
         header: Any = parse_json(data[8 : 8 + length])
         texts = header.get(TEXTS, {})
         if not all(isinstance(text, str) for text in texts.values()):
-            raise Unreadable("its texts are no texts")
+            raise ValueError("its texts are no texts")
         return dict(texts), load(data)
-    except Unreadable:
-        raise
-    except (SafetensorError, struct.error, AttributeError, KeyError, ValueError, TypeError) as e:
+    except (SafetensorError, AttributeError, KeyError, ValueError, TypeError, RuntimeError) as e:
         raise Unreadable(f"this is no safetensors file, or it was cut off ({e})") from e

@@ -200,7 +200,7 @@ PREDICT_CASES = [
         after=made("out.csv"),
     ),
     predict(
-        "another preparation of the table",
+        "half of preparation.json",
         f"{FOLDER} new.csv",
         r"preparation\.json.*(damaged|no preparation)",
         before=changed(f"{FOLDER}/preparation.json", lambda data: data[: len(data) // 2]),
@@ -223,7 +223,7 @@ PREDICT_CASES = [
         PREDICT,
         "a run that goes on after its table has changed",
         "undrift run t.toml rounds=3",
-        r"was begun with another preparation of the table: .* was .*, is .* now.*Restore the data",
+        r"another preparation of the table: column 'age', fill, was .*, is .* now",
         before=then(
             wrote("t.toml", EXPERIMENT.replace(
                 'use = "synthetic", clients = 6, sizes = 20, features = 5, classes = 3',

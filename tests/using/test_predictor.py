@@ -67,11 +67,24 @@ def test_a_run_that_was_stopped_predicts_with_its_checkpoint(folder: Path, tmp_p
 
 
 def test_data_are_not_needed_and_old_runs_are_asked_for_them(folder: Path, tmp_path: Path) -> None:
-    old = trained(tmp_path / "old")
+    old, x = trained(tmp_path / "old"), rows()
     (old / "model.json").unlink()
-    x = rows()
     again = fl.load_model(old)(x).probabilities
     assert np.array_equal(again, fl.load_model(folder)(x).probabilities)
+
+
+def test_a_table_that_has_changed_is_not_taken_for_the_training_data(tmp_path: Path) -> None:
+    path, place = tmp_path / "t.csv", tmp_path / "a"
+    lines = [f"{'ab'[i % 2]},{i},{'no' if i % 3 else 'yes'}" for i in range(20)]
+    path.write_text("\n".join(["site,age,y", *lines]))
+    data = {"use": "table", "path": str(path), "client": "site", "target": "y"}
+    fl.run(load({**TABLE, "data": data, "model": "logistic"})[0], place)
+    told = fl.load_model(place)({"age": [3]}).probabilities
+    (place / "preparation.json").unlink()
+    assert np.array_equal(fl.load_model(place)({"age": [3]}).probabilities, told)
+    path.write_text("\n".join(["site,age,y", *lines[:15]]))
+    with pytest.raises(ChangedExperiment):
+        fl.load_model(place)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +228,7 @@ def test_a_run_goes_on_only_with_the_preparation_that_it_began_with(tmp_path: Pa
     check_preparation(place, kept)
     other = json.loads(json.dumps(kept))
     other["preparation.json"]["parts"][0]["fill"] = 40.0
-    with pytest.raises(ChangedExperiment, match=r"parts\.0\.fill was \d+\.\d+, is 40\.0 now"):
+    with pytest.raises(ChangedExperiment, match=r"column 'age', fill, was \d+\.\d+, is 40\.0 now"):
         check_preparation(place, other)
     check_preparation(RunFolder(tmp_path / "new"), other)
 

@@ -6,6 +6,7 @@ A run writes it when it begins: `model.json`, and for a table `preparation.json`
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -23,7 +24,7 @@ from undrift.experiment.spec import Experiment
 from undrift.experiment.world import model_choice
 from undrift.guarded.text import parse_json
 from undrift.sources import Examples
-from undrift.state.plain import differences
+from undrift.state.plain import Change, differences
 
 MODEL, PREPARATION = "model.json", "preparation.json"
 GIVES = ("probabilities", "values", "rates", "scores")
@@ -65,7 +66,7 @@ class Blueprint:
         wrong = [one.name for one in fields(cls) if not _fits(one.name, getattr(made, one.name))]
         if wrong:
             value = getattr(made, wrong[0])
-            raise DataError(f"{place}: {wrong[0]} = {value!r} makes no sense: write it again")
+            raise DataError(f"{place}: {wrong[0]} = {value!r} makes no sense: restore it")
         return made
 
     @property
@@ -171,13 +172,23 @@ def check_preparation(folder: RunFolder, kept: Mapping[str, Mapping[str, Any]]) 
         return
     changes = differences(before, parse_json(json.dumps(given)))
     if changes:
-        key, was, now = changes[0]
+        key, was, now = _named(before, changes[0])
         more = f" (and {len(changes) - 1} more differences)" if len(changes) > 1 else ""
         raise ChangedExperiment(
             f"{folder.path} was begun with another preparation of the table: {key} was {was[:80]}, "
             f"is {now[:80]} now{more}. Restore the data and their [columns], or choose another "
             "folder with --out"
         )
+
+
+def _named(before: Mapping[str, Any], change: Change) -> Change:
+    """Name the column instead of its number."""
+    found = re.match(r"parts\.(\d+)\.(.+)", change.key)
+    try:
+        column = before["parts"][int(found[1])]["name"] if found else ""
+    except (LookupError, TypeError):
+        column = ""
+    return change._replace(key=f"column {column!r}, {found[2]},") if found and column else change
 
 
 def read_blueprint(folder: RunFolder) -> Blueprint | None:

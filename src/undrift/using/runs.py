@@ -14,7 +14,7 @@ from undrift.experiment.blueprint import PREPARATION, Blueprint, blueprint_of, r
 from undrift.experiment.folder import RunFolder, open_run
 from undrift.experiment.spec import Experiment
 from undrift.experiment.tables import Table, write_table
-from undrift.experiment.world import deal, make_task
+from undrift.experiment.world import build
 from undrift.guarded.limits import Unreadable
 from undrift.guarded.tensors import read_tensors
 from undrift.state.checkpoint import CheckpointFolder
@@ -35,9 +35,7 @@ def read_run(path: Path | str, *, trust: bool = False) -> Package:
             f"{path} was run from Python with objects of your own: load its model.safetensors into "
             "your module"
         )
-    blueprint = read_blueprint(folder) or _old_blueprint(table, folder, trust)
-    told = folder.read_json(PREPARATION)
-    preparation = None if told is None else Preparation.from_json(told)
+    blueprint, preparation = _kept(folder, table) or _from_data(folder, table, trust)
     tensors, done = _newest(folder, blueprint, trust)
     planned, note = table["rounds"], ""
     if folder.summary() is None:
@@ -47,13 +45,26 @@ def read_run(path: Path | str, *, trust: bool = False) -> Package:
     )
 
 
-def _old_blueprint(table: Table, folder: RunFolder, trust: bool) -> Blueprint:
-    """Describe the model of a run whose version did not: its data tell."""
+def _kept(folder: RunFolder, table: Table) -> tuple[Blueprint, Preparation | None] | None:
+    """Read what the run has kept of its model; None if something is missing."""
+    blueprint, told = read_blueprint(folder), folder.read_json(PREPARATION)
+    data = table.get("data")
+    tabular = isinstance(data, Mapping) and data.get("use") == "table"
+    if blueprint is None or (told is None and tabular):
+        return None
+    return blueprint, None if told is None else Preparation.from_json(told)
+
+
+def _from_data(
+    folder: RunFolder, table: Table, trust: bool
+) -> tuple[Blueprint, Preparation | None]:
+    """Ask the data, where files were lost or a version did not write them."""
     experiment = Experiment.from_table(table, trust=trust, home=folder.home())
-    dealt = deal(experiment)
-    examples, parts = dealt.examples, dealt.parts
-    task = make_task(experiment, examples)
-    return blueprint_of(experiment, examples, task, len(parts), sum(map(len, parts)))
+    world = build(experiment, folder.rows)
+    world.trainer.load(folder.checkpoint)  # refuses other data than it was trained on
+    examples, parts, task = world.dealt.examples, world.dealt.parts, world.trainer.task
+    blueprint = blueprint_of(experiment, examples, task, len(parts), sum(map(len, parts)))
+    return blueprint, examples.info.preparation
 
 
 def _newest(

@@ -128,10 +128,11 @@ def test_paths_addresses_and_single_sites_stay_at_home(tmp_path: Path) -> None:
         "roc": [{"thresholds": [0.123456]}],
         "sites": [{"site": "small one", "auc": 0.5, "examples": 6}, {"site": "other", "auc": 0.9}],
     }
-    (run / "evaluation.json").write_text(json.dumps({"cloud": told, "version": 1}))
+    (run / "evaluation.json").write_text(json.dumps(told))
     _, package = export(run, tmp_path / "a.safetensors")
-    found = package.about["evaluation"]["cloud"]
-    assert found["metrics"] == {"auc": 0.8} and found["worst_site"]["site"] == "small one"
+    found = package.about["evaluation"]
+    assert found["worst_site"] == {"site": "small one", "auc": 0.5} and found["examples"] == 40
+    assert found["metrics"] == {"auc": 0.8} and found["judged_sites"] == 2
     data = (tmp_path / "a.safetensors").read_bytes()
     for secret in (b"0.123456", b'"other"', str(tmp_path).encode(), b"home"):
         assert secret not in data, secret

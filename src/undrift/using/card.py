@@ -138,8 +138,7 @@ def _parts(table: Mapping[str, Any]) -> Iterator[str]:
 def _results(package: Package) -> Iterator[str]:
     yield "## Results"
     yield ""
-    found = package.about.get("evaluation")
-    told = found.get("cloud") if isinstance(found, Mapping) else None
+    told = package.about.get("evaluation")
     if isinstance(told, Mapping) and isinstance(told.get("metrics"), Mapping):
         yield from _evaluated(told)
         return
@@ -156,7 +155,8 @@ def _evaluated(told: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     worst = told.get("worst_site")
     worst = worst if isinstance(worst, Mapping) else None
-    named = "" if worst is None else f" worst site ({_plain(worst.get('site'))}) |"
+    count = told.get("judged_sites")
+    named = "" if worst is None else f" worst of {count} sites ({_plain(worst.get('site'))}) |"
     yield f"| metric | all sites |{named}"
     yield "|---|---:|" + ("---:|" if worst is not None else "")
     for name, value in told["metrics"].items():

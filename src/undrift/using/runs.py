@@ -136,19 +136,17 @@ def _file_names(value: Any) -> Any:
 
 
 def _evaluation(folder: RunFolder) -> dict[str, Any] | None:
-    """Keep what is said of all sites together, and the worst one's row.
+    """Keep what is said of all sites together, and the worst one's metrics.
 
     A curve's thresholds are scores of single rows, and a small site's row is about few people.
     """
     found = folder.read_json("evaluation.json")
-    if found is None:
+    if found is None or not isinstance(found.get("metrics"), Mapping):
         return None
-    kept = {}
-    for model, told in found.items():
-        if isinstance(told, Mapping) and "metrics" in told:
-            kept[model] = {n: told[n] for n in OVERALL if n in told}
-            rows = told.get("sites")
-            if isinstance(rows, list) and rows and isinstance(rows[0], Mapping):
-                kept[model]["worst_site"] = rows[0]  # they are in the order worst first
-                kept[model]["judged_sites"] = len(rows)
+    kept = {name: found[name] for name in OVERALL if name in found}
+    rows = found.get("sites")
+    if isinstance(rows, list) and rows and isinstance(rows[0], Mapping):
+        told = ("site", *found["metrics"])
+        kept["worst_site"] = {n: rows[0][n] for n in told if n in rows[0]}  # the worst comes first
+        kept["judged_sites"] = len(rows)
     return kept

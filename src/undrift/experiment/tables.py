@@ -15,6 +15,7 @@ from undrift.guarded.text import parse_toml, read_text
 
 Table = dict[str, Any]
 
+LINES = ("columns",)  # a section whose tables are written in one line each
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -111,8 +112,8 @@ def write_table(table: Mapping[str, Any]) -> str:
 
 
 def _sections(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    plain = {k: v for k, v in table.items() if v is not None and not isinstance(v, Mapping)}
-    inner = {k: v for k, v in table.items() if isinstance(v, Mapping)}
+    inner = {k: v for k, v in table.items() if isinstance(v, Mapping) and path != LINES}
+    plain = {k: v for k, v in table.items() if v is not None and k not in inner}
     head = [f"[{'.'.join(map(_key, path))}]"] if path and (plain or not inner) else []
     lines = [*head, *(f"{_key(k)} = {write_value(v)}" for k, v in plain.items())]
     below = [text for k, v in inner.items() for text in _sections(v, (*path, k))]

@@ -37,6 +37,7 @@ from undrift.experiment.shared import dealt_once, resident
 from undrift.experiment.spec import Experiment
 from undrift.rules.steered import ALONE, Steered
 from undrift.sources import Examples, augment
+from undrift.tabular.schema import Columns
 from undrift.trainer import Trainer
 
 log = logging.getLogger("undrift")
@@ -138,11 +139,13 @@ def device_named(name: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------- data
-def load_data(data: Choice | str, home: Path | None = None) -> Examples:
+def load_data(
+    data: Choice | str, home: Path | None = None, columns: Columns | None = None
+) -> Examples:
     """Load the examples that an experiment names; the last ones are kept for the next run."""
     assert isinstance(data, Choice)
     paths = [v for n, v in data.settings if n in ("path", "test_path") and isinstance(v, str)]
-    return _load(data, home, tuple(map(_stamp, paths)))
+    return _load(data, home, columns, tuple(map(_stamp, paths)))
 
 
 def _stamp(path: str) -> tuple[int, int]:
@@ -155,10 +158,17 @@ def _stamp(path: str) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=2)
-def _load(data: Choice, home: Path | None, stamps: tuple[tuple[int, int], ...]) -> Examples:
+def _load(
+    data: Choice, home: Path | None, columns: Columns | None, stamps: tuple[tuple[int, int], ...]
+) -> Examples:
     table = data.table()
     with own.scope(home):
         function = find(sections()["data"], table.pop("use"), "source", "data.use")
+    if columns is not None:
+        if "columns" not in parameters(function):
+            raise ConfigError(f"[columns] says what a table's columns are; data {data.use!r} has "
+                              "none: drop the section")  # fmt: skip
+        table["columns"] = columns
     made = make(function, table, f"data {data.use!r}")
     if not isinstance(made, Examples):
         raise ConfigError(f"data.use: {data.use!r} gives {type(made).__name__}, not Examples")
@@ -170,9 +180,15 @@ def _load(data: Choice, home: Path | None, stamps: tuple[tuple[int, int], ...]) 
     return made
 
 
+def examples_of(experiment: Experiment) -> Examples:
+    """Load the examples of an experiment."""
+    assert experiment.columns is None or isinstance(experiment.columns, Columns)
+    return load_data(experiment.data, experiment.home, experiment.columns)
+
+
 def deal(experiment: Experiment) -> Dealt:
     """Deal the examples to clients."""
-    examples = load_data(experiment.data, experiment.home)
+    examples = examples_of(experiment)
     try:
         return Dealt(
             examples,

@@ -15,7 +15,7 @@ from undrift.experiment.history import History
 from undrift.experiment.measure import Measure
 from undrift.experiment.session import Job, Session, has_more, info_of, train
 from undrift.experiment.tables import Table
-from undrift.experiment.world import load_data
+from undrift.experiment.world import examples_of
 from undrift.federated.enrol import Record, again, enrol, read_record, write_record
 from undrift.federated.exchange import RefusalLog
 from undrift.federated.grid import Grid
@@ -78,7 +78,7 @@ class DeployedJob(Job):
         if not self.project.judge:
             return {}
         settings = self.project.experiment
-        examples = load_data(settings.data, settings.home)
+        examples = examples_of(settings)
         y = examples.test_x.flatten(1) if settings.task.target == "input" else examples.test_y
         paper = Paper(examples.test_x, y)
         device = coordinator.engine.device

@@ -193,6 +193,37 @@ class Schema:
             raise DataError(f"this is no schema of a table ({error})") from error
 
 
+@dataclass(frozen=True)
+class Columns:
+    """The section `[columns]` of an experiment, as records."""
+
+    lines: tuple[tuple[str, Kind], ...]
+
+    @classmethod
+    def of(cls, table: Any, target: Any = None, missing: Any = None) -> Columns:
+        """Check a section, for a target that may not be known yet."""
+        if isinstance(table, cls):
+            return table
+        if not isinstance(table, Mapping) or not table:
+            raise ConfigError(f"[columns] needs a line for every column, got {table!r}")
+        if isinstance(target, str):
+            made = Schema.of(table, target, MISSING if missing is None else list(missing))
+            return cls(tuple((str(name), made[name]) for name in table))
+        wrong, lines = [], []
+        for name, given in table.items():
+            try:
+                lines.append((str(name), record_of(given, {**TARGETS, **FEATURES})))
+            except ConfigError as error:
+                wrong.append(f"{name}: {error}")
+        if wrong:
+            raise one_error("[columns]", wrong)
+        return cls(tuple(lines))
+
+    def table(self) -> dict[str, dict[str, Any]]:
+        """Write the section."""
+        return {name: table_of(kind) for name, kind in self.lines}
+
+
 def record_of(given: Any, kinds: Mapping[str, Callable[..., Any]]) -> Any:
     """Make the record of one line of `[columns]`."""
     if isinstance(given, str):

@@ -1,12 +1,23 @@
 """Without a CUDA device Triton's interpreter stands in; it must be asked for before any import."""
 
 import os
+import signal
 
 import pytest
 import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+# nohup and shells that start something in the background leave signals ignored; a child inherits
+# that, a shell among them can never trap them, and tests that send signals would wait for ever
+for _signal, _usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
+    if signal.getsignal(_signal) is signal.SIG_IGN:
+        signal.signal(_signal, _usual)
 
 
 @pytest.fixture

@@ -181,8 +181,6 @@ OTHERS = {
     "cut at the end": lambda: make(nn.Sequential(stack(6, 3), nn.ReLU())),
     "cut first": lambda: make(nn.Sequential(nn.ReLU(), stack(6, 3))),
     "layers at places": lambda: make(sequence(), data=federation(150)),
-    "momentum": lambda: make(stack(6, 3), algorithm=fl.fedavg(local=fl.sgd(0.1, momentum=0.9))),
-    "a rule": lambda: make(stack(6, 3), algorithm=fl.fedprox(mu=0.1)),
     "turned off": lambda: make(stack(6, 3), native=False),
     "not in place": lambda: make(stack(6, 3), in_place=False),
 }
@@ -195,6 +193,19 @@ def test_what_the_loops_do_not_know_takes_another_path(
     seen, made = paths(monkeypatch), OTHERS[name]()
     made.run(1)
     assert NativeSteps not in seen and not made.engine.plan()["native"]
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [fl.fedavg(local=fl.sgd(0.1, momentum=0.9)), fl.fedprox(mu=0.1), fl.fedavg(local=fl.Adam(0.1))],
+)
+def test_other_rules_begin_on_another_path(
+    algorithm: fl.Algorithm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loops in C take linear ones later: see test_linear_steps.py."""
+    seen, made = paths(monkeypatch), make(stack(6, 3), algorithm=algorithm)
+    made.run(1)
+    assert NativeSteps not in seen
 
 
 @needs_loops

@@ -238,7 +238,8 @@ def test_a_node_that_has_stopped_working_ends(way, code, told):
 
 @pytest.fixture
 def node(place, tmp_path):
-    """Runs node.sh with a SuperNode that is a script; pauses are short."""
+    """Runs node.sh with a SuperNode that is a script; pauses are short, no process outlives it."""
+    running = []
 
     def started(script, **more):
         folder = tmp_path / "bin"
@@ -247,18 +248,23 @@ def node(place, tmp_path):
             (folder / name).write_text(f"#!/bin/sh\n{text}\n")
             (folder / name).chmod(0o755)
         settings = {"PATH": f"{folder}:/usr/bin:/bin", "FLWR_HOME": str(tmp_path / "home"), **more}
-        return subprocess.Popen(
+        process = subprocess.Popen(
             ["/bin/sh", silo(place, 0) / "node.sh"], env=settings, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
+        running.append(process)
+        return process
 
-    return started
+    yield started
+    for process in running:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("code", [0, 1, 139])
 def test_a_node_is_started_again_however_it_ended_and_gives_up_at_last(code, node, tmp_path):
-    with node(f"exit {code}", TRIES="14") as process:
-        said, _ = process.communicate(timeout=30)
+    process = node(f"exit {code}", TRIES="14")
+    said, _ = process.communicate(timeout=30)
     assert process.returncode == 1 and said.count(f"exit code {code};") == 14
     assert "14 times in a row" in said.splitlines()[-1]
     pauses = [int(p) for p in (tmp_path / "bin/pauses").read_text().split()]
@@ -269,10 +275,10 @@ def test_a_node_is_started_again_however_it_ended_and_gives_up_at_last(code, nod
 def test_a_node_script_that_is_stopped_takes_its_node_with_it(how, code, node, tmp_path):
     told = tmp_path / "told"
     script = f"trap 'echo ended >> {told}; exit 0' TERM; echo began >> {told}\n"
-    with node(script + "while :; do /bin/sleep 0.1; done") as process:
-        while not told.is_file():
-            time.sleep(0.02)
-        process.send_signal(how)
-        process.communicate(timeout=30)
+    process = node(script + "while :; do /bin/sleep 0.1; done")
+    while not told.is_file():
+        time.sleep(0.02)
+    process.send_signal(how)
+    process.communicate(timeout=30)
     assert process.returncode == code
     assert told.read_text().split() == ["began", "ended"]

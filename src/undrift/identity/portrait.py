@@ -35,7 +35,7 @@ def portrait(value: Any, within: Any = None) -> Portrait:
     """Look at an object; trained are the parameters of `within`, or its own if it is a module.
 
     >>> portrait(nn.Dropout(0.1)).parts
-    {'use': 'torch.nn.modules.dropout.Dropout', 'training': True, 'p': 0.1, 'inplace': False}
+    {'use': 'torch.nn.modules.dropout.Dropout', 'inplace': False, 'p': 0.1}
     """
     walk = Walk(places(value if within is None else within))
     parts = walk.look(value)

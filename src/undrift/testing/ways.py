@@ -80,8 +80,18 @@ def _check_single(part: Rule | Aggregate, algo: Algorithm, world: World, rounds:
     for name, value in found.items():
         if value.dtype == torch.float64 and name == "server.w":
             raise RuleError(f"{type(part).__name__}: the model becomes float64 in float32")
-        if value.is_floating_point() and not bool(value.isfinite().all()):
-            raise RuleError(f"{type(part).__name__}: {name} is not finite in float32")
+    if strange := _not_finite(algo, found):
+        raise RuleError(f"{type(part).__name__}: {strange[0]} is not finite in float32")
+
+
+def _not_finite(algo: Algorithm, found: dict[str, Tensor]) -> list[str]:
+    """Name the numbers that are not finite, or NaN where their rule says that they may be."""
+    endless = {name for rule in algo.chain for name in rule.may_be_infinite}
+    return [
+        name
+        for name, v in found.items()
+        if bool(v.isnan().any() or (name.split(".")[-1] not in endless and v.isinf().any()))
+    ]
 
 
 def _check_left_out(part: Rule | Aggregate, algo: Algorithm, world: World, rounds: int) -> None:
@@ -100,8 +110,7 @@ def _check_left_out(part: Rule | Aggregate, algo: Algorithm, world: World, round
                     pass  # it leaves everything as it was
                 except ServerError as error:
                     why = str(error)
-            found = numbers(trainer)
-            strange = [n for n, v in found.items() if not bool(v.isfinite().all())]
+            strange = _not_finite(spoiled, numbers(trainer))
             if strange or why:
                 raise RuleError(
                     f"{type(part).__name__}.server takes in NaN of clients that were left out "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -145,6 +146,14 @@ def test_an_output_that_overflows_is_an_error_of_its_row() -> None:
     x = torch.ones(2, package.blueprint.shape[0])
     found = Predictor(package)(x)
     assert found.errors == dict.fromkeys((0, 1), "the model's output is not finite")
+
+
+def test_dropout_is_off() -> None:
+    package = spread(packaged())
+    settings = {**package.blueprint.settings, "dropout": 0.5}
+    dropping = replace(package, blueprint=replace(package.blueprint, settings=settings))
+    wanted = Predictor(package)(COLUMNS).probabilities
+    assert np.array_equal(Predictor(dropping)(COLUMNS).probabilities, wanted)
 
 
 def test_a_diverged_model_is_refused() -> None:

@@ -221,9 +221,9 @@ PREDICT_CASES = [
     ),
     command(
         PREDICT,
-        "a run that goes on after its table has changed",
+        "a run of a table that goes on with other rows",
         "undrift run t.toml rounds=3",
-        r"another preparation of the table: column 'age', fill, was .*, is .* now",
+        r"begun with other data or \[columns\] .*: column 'age', fill, was .*, is .* now",
         before=then(
             wrote("t.toml", EXPERIMENT.replace(
                 'use = "synthetic", clients = 6, sizes = 20, features = 5, classes = 3',

@@ -175,9 +175,9 @@ def check_preparation(folder: RunFolder, kept: Mapping[str, Mapping[str, Any]]) 
         key, was, now = _named(before, changes[0])
         more = f" (and {len(changes) - 1} more differences)" if len(changes) > 1 else ""
         raise ChangedExperiment(
-            f"{folder.path} was begun with another preparation of the table: {key} was {was[:80]}, "
-            f"is {now[:80]} now{more}. Restore the data and their [columns], or choose another "
-            "folder with --out"
+            f"{folder.path} was begun with other data or [columns] than there are now, so it "
+            f"cannot go on: {key} was {was[:80]}, is {now[:80]} now{more}. Restore them, or choose "
+            "another folder with --out"
         )
 
 

@@ -99,6 +99,18 @@ def rl() -> None:
     command("run", *TINY, "algorithm.use=fedrl", "algorithm.policy=agent/policy.safetensors")
 
 
+def onnx() -> None:
+    """Export a model, and predict with the file."""
+    import torch
+
+    import undrift as fl
+
+    command("run", *TINY)
+    command("export", "runs/digits/fedavg/seed-0", "--to", "digits.onnx")
+    found = fl.load_model("digits.onnx")(torch.rand(5, 1, 8, 8))
+    assert found.probabilities.shape == (5, 10) and not found.errors
+
+
 def dev() -> None:
     """Run the tools that `scripts/test` needs, and a test."""
     for tool in ("ruff", "mypy", "build"):
@@ -118,6 +130,7 @@ USES: dict[str, Callable[[], None]] = {
     "flower": flower,
     "ray": ray,
     "rl": rl,
+    "onnx": onnx,
     "mlflow": lambda: tracked("mlflow"),
     "dev": dev,
 }

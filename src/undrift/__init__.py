@@ -142,6 +142,7 @@ from undrift.rules import (
     vrlsgd,
 )
 from undrift.trainer import Trainer
+from undrift.using import Predictions, Predictor, load_model
 from undrift.version import __version__
 
 __all__ = [
@@ -202,6 +203,8 @@ __all__ = [
     "PerRound",
     "PlateauSteps",
     "Policy",
+    "Predictions",
+    "Predictor",
     "Private",
     "Prox",
     "PseudoLabels",
@@ -263,6 +266,7 @@ __all__ = [
     "fedvra_u",
     "fedyogi",
     "load_experiments",
+    "load_model",
     "masked_mean",
     "mime",
     "mimelite",

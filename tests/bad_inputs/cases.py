@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from . import agents, damage, data, deployed, folders, own_code, papers, settings
+from . import agents, damage, data, deployed, folders, own_code, papers, settings, using
 from .case import Case
 
 CASES: list[Case] = [
     *settings.CASES,
     *data.CASES,
     *folders.CASES,
+    *using.CASES,
     *papers.CASES,
     *agents.CASES,
     *deployed.CASES,

@@ -29,7 +29,7 @@ from undrift.sources.idx import parse_idx
 from undrift.sources.matlab import read_matlab
 from undrift.sources.pickled import read_pickle
 from undrift.sources.pictures import read_rows
-from undrift.sources.table import table
+from undrift.tabular.source import table
 from undrift.state import checkpoint
 
 from .bounded import bounded

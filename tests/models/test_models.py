@@ -35,6 +35,12 @@ COUNTS = [
     ("sent140_lstm", {}, 1_098_242),
     ("shakespeare_lstm", {}, 819_920),
     ("shakespeare_lstm", {"classes": 90, "vocabulary": 91}, 822_578),
+    ("logistic", {"inputs": 20, "classes": 3}, 63),
+    ("tabular_mlp", {"inputs": 20, "blocks": (1, 1, 6, 2, 10)}, 3_046),
+    ("tabular_mlp", {"inputs": 20, "blocks": (1, 1, 6, 2, 10), "embedding": 2}, 2_754),
+    ("tabular_mlp", {"inputs": 20, "hidden": [5]}, 117),
+    ("tabular_resnet", {"inputs": 20, "blocks": (1, 1, 6, 2, 10)}, 18_054),
+    ("tabular_resnet", {"inputs": 20, "width": 8, "depth": 1}, 362),
 ]
 # input of one example, output, width of the feature layer
 SHAPES = {
@@ -52,10 +58,19 @@ SHAPES = {
     "lenet": ((3, 32, 32), 10, 256),
     "sent140_lstm": ((25,), 2, 256),
     "shakespeare_lstm": ((80,), 80, 256),
+    "logistic": ((20,), 3, 20),
+    "tabular_mlp": ((20,), 2, 32),
+    "tabular_resnet": ((20,), 2, 64),
 }
-READERS = {"sent140_lstm", "shakespeare_lstm"}  # their LSTM is no plain layer
+# an LSTM, a map of columns and a residual block are no plain layers
+READERS = {"sent140_lstm", "shakespeare_lstm", "tabular_mlp", "tabular_resnet"}
 FIRST = [-0.0847901, 0.1088415, 0.1224031]
-NEEDED = {"mlp": {"inputs": 64, "hidden": 32, "classes": 10}}
+NEEDED = {
+    "mlp": {"inputs": 64, "hidden": 32, "classes": 10},
+    "logistic": {"inputs": 20, "classes": 3},
+    "tabular_mlp": {"inputs": 20, "blocks": (1, 1, 6, 2, 10)},
+    "tabular_resnet": {"inputs": 20, "blocks": (1, 1, 6, 2, 10)},
+}
 
 
 def make(name, seed=0):
@@ -165,6 +180,14 @@ def test_the_autoencoder_answers_between_0_and_1():
         ("vgg11", {"batch_norm": 1}, "batch_norm is true or false, got 1"),
         ("sent140_lstm", {"hidden": 0}, "hidden must be at least 1"),
         ("shakespeare_lstm", {"vocabulary": 0}, "vocabulary must be at least 1"),
+        (
+            "tabular_mlp",
+            {"inputs": 5, "blocks": [2, 4]},
+            r"blocks = \[2, 4\] are 6 inputs, but .* 5",
+        ),
+        ("tabular_mlp", {"inputs": 5, "hidden": []}, r"hidden = \[\]: give a list of widths"),
+        ("tabular_mlp", {"inputs": 5, "embedding": "wide"}, "embedding must be a whole number"),
+        ("tabular_resnet", {"inputs": 5, "dropout": 1.0}, r"dropout must be a number in \[0, 1\)"),
     ],
 )
 def test_mistakes_are_named(name, settings, message):

@@ -75,10 +75,11 @@ MAY_IMPORT = {
         *("core", "identity", "kernels", "native", "program", "data", "state", "engines"),
     },
     "models": {"core", "models"},
-    "sources": {"core", "data", "models", "state", "sources"},
+    "tabular": {"data", "models", "tabular"},
+    "sources": {"core", "data", "models", "state", "sources", "tabular"},
     "experiment": {
         *("core", "rules", "data", "state", "engines", "models", "sources", "trainer", "fleet"),
-        *("rounds", "judging", "replay", "describe", "interrupts"),
+        *("tabular", "rounds", "judging", "replay", "describe", "interrupts"),
         *("experiment", "version"),
     },
     "agent": {"core", "data", "experiment", "fleet", "interrupts", "rules", "state", "agent"},
@@ -89,6 +90,7 @@ MAY_IMPORT = {
     },
     "deploy": {"data", "state", "experiment", "federated", "deploy"},
     "trackers": {"experiment", "models", "state", "trackers"},
+    "using": {"core", "experiment", "rules", "state", "tabular", "version", "using"},
     "papers": {"core", "data", "experiment", "rules", "sources", "state", "papers"},
 }
 EVERYWHERE = {"errors", "guarded", "own", "safe_path"}

@@ -21,6 +21,7 @@ from undrift.cli import (
     proofs,
     reproduce,
     speed,
+    using,
 )
 from undrift.cli.common import printable
 from undrift.errors import UndriftError
@@ -29,6 +30,7 @@ from undrift.version import __version__
 
 __all__ = ["main", "parser"]
 
+PARTS = (*(experiments, folders, using, reproduce, agents, deploy, data, catalogue, proofs, speed),)
 STOPPED = "stopped; what is done is kept, the same command goes on"
 AT_ONCE = "stopped at once; the same command goes on from the last checkpoint"
 EXAMPLES = """\
@@ -50,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--version", action="version", version=f"undrift {__version__}")
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (experiments, folders, reproduce, agents, deploy, data, catalogue, proofs, speed):
+    for module in PARTS:
         module.add_commands(commands)
     return made
 

@@ -14,6 +14,7 @@ from undrift.experiment.comparison import aligned
 from undrift.experiment.starter import starter_file
 from undrift.sources.place import data_directory
 from undrift.state import disk
+from undrift.tabular.propose import Proposal, read_kinds
 
 
 def add_commands(commands: Commands) -> None:
@@ -30,8 +31,17 @@ def add_commands(commands: Commands) -> None:
     init.add_argument("table", metavar="TABLE", help="a .csv, .tsv or .parquet file")
     init.add_argument("--client", metavar="COLUMN", help="the column that names the client")
     init.add_argument("--target", metavar="COLUMN", required=True, help="the column to predict")
-    init.add_argument("--kind", choices=("classes", "numbers"), help="what the target holds")
+    init.add_argument(
+        "--kind",
+        action="append",
+        default=[],
+        metavar="KIND",
+        help="classes, numbers or count: what the target holds; COLUMN=number, category, flag, "
+        "date or date:d/m/Y: what a column holds; repeat it for several",
+    )
+    init.add_argument("--exclude", metavar="A,B,...", help="columns that are not to be used")
     init.add_argument("--features", metavar="A,B,...", help="the columns to learn from")
+    init.add_argument("--missing", metavar="A,B,...", help="texts of a cell that holds nothing")
     init.add_argument("--out", metavar="FILE", help="default: TABLE with .toml for its ending")
     init.set_defaults(action=do_init)
 
@@ -89,12 +99,32 @@ def do_init(chosen: argparse.Namespace) -> int:
     out = table.with_suffix(".toml") if chosen.out is None else Path(chosen.out)
     if out.exists():
         raise ConfigError(f"{out} is there already: choose another name with --out")
-    settings: dict[str, Any] = {} if chosen.kind is None else {"kind": chosen.kind}
-    if chosen.features is not None:
-        settings["features"] = [name.strip() for name in chosen.features.split(",")]
-    text, about = starter_file(table, chosen.client, chosen.target, out, **settings)
+    settings: dict[str, Any] = {
+        name: [part.strip() for part in given.split(",")]
+        for name in ("features", "exclude", "missing")
+        if (given := getattr(chosen, name)) is not None
+    }
+    settings["kinds"] = read_kinds(chosen.kind, chosen.target)
+    text, about, proposal = starter_file(table, chosen.client, chosen.target, out, **settings)
     disk.make_directory(out.parent)
     disk.write_atomically(out, [text.encode()])
+    print("\n".join(shown(proposal)))
     print(f"{out} is written ({about}); next:\n  undrift partition {out}\n  undrift run {out}\n"
           f"  undrift compare {out} --algorithms fedavg,scaffold,fedadam --seeds 3")  # fmt: skip
     return 0
+
+
+def shown(proposal: Proposal) -> list[str]:
+    """Show what the columns of a table are, and everything noticeable."""
+    rows = [["column", "kind", "missing", "holds"], *map(list, proposal.lines)]
+    widths = [max(len(row[k]) for row in rows) for k in range(3)]
+    lines = ["  ".join([*(row[k].ljust(widths[k]) for k in range(3)), row[3]]) for row in rows]
+    made = [line.rstrip() for line in lines]
+    if proposal.clients:
+        made.append(f"{len(proposal.clients)} clients: {', '.join(proposal.clients[:12])}"
+                    f"{', ...' if len(proposal.clients) > 12 else ''}")  # fmt: skip
+    if proposal.dropped:
+        made.append(f"{proposal.dropped} of {proposal.rows} rows have no target: they are left out")
+    if proposal.findings:
+        made += ["", "look at:", *(f"  {finding}" for finding in proposal.findings)]
+    return [*made, ""]

@@ -15,7 +15,7 @@ from undrift.deploy import templates
 from undrift.errors import ConfigError
 from undrift.experiment.spec import Experiment
 from undrift.experiment.tables import read_table, write_table
-from undrift.experiment.world import deal, load_data
+from undrift.experiment.world import deal, examples_of
 from undrift.federated.alone import Example
 from undrift.federated.project import EXPERIMENT, FEDERATION, check_deployable, share
 from undrift.state import disk
@@ -93,7 +93,7 @@ def _federation(experiment: Experiment, wanted: Wanted) -> tuple[int, dict[str, 
         raise ConfigError(f"--clients {clients}: a federation has 1 to 100,000 silos")
     full = next(i for i, part in enumerate(parts) if len(part))
     example = Example.of(Federation.of([share(experiment, full)]))
-    data = load_data(experiment.data, experiment.home)
+    data = examples_of(experiment)
     x = {"shape": list(example.x_shape), "dtype": str(example.x_dtype).removeprefix("torch.")}
     y = {"shape": list(example.y_shape), "dtype": str(example.y_dtype).removeprefix("torch.")}
     if data.embedding is not None:

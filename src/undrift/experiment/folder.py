@@ -2,6 +2,8 @@
 
 experiment.toml      everything that decides the run (experiment.json for own objects)
 environment.json     versions, device and command, one entry per start
+model.json           the network by name and settings, and what its outputs mean
+preparation.json     of a table: how its columns become numbers
 plan.json            choices of the engine that decide rounding
 rounds.jsonl         one line per round, only ever appended to
 model.safetensors    loads into the plain nn.Module
@@ -302,8 +304,17 @@ class RunFolder:
 
     def summary(self) -> dict[str, Any] | None:
         """Read the summary of a complete run; None if it is not complete."""
-        path = self.path / "summary.json"
+        return self.read_json("summary.json")
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """Read a file of this folder; None if it is not there."""
+        path = self.path / name
         return _parse_json(_read(path), str(path)) if path.is_file() else None
+
+    def keep(self, files: Mapping[str, Mapping[str, Any]]) -> None:
+        """Write what the model needs to be used without the data, by the names of the files."""
+        for name, value in files.items():
+            self._write_json(name, value)
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
         self._write(name, (json.dumps(_plain(value), indent=1) + "\n").encode())

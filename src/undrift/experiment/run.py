@@ -13,6 +13,7 @@ from torch import Tensor
 from undrift.data.checks import check_whole
 from undrift.describe import describe_own, describe_test
 from undrift.errors import ConfigError, DataError
+from undrift.experiment.blueprint import files_of
 from undrift.experiment.events import Listener
 from undrift.experiment.exam import Exam, Paper
 from undrift.experiment.folder import RunFolder
@@ -120,6 +121,10 @@ class ExperimentJob(Job):
     def start(self, state_path: Path | None) -> tuple[Trainer, Measure]:
         """Build the world."""
         world = build(self.experiment, state_path)
+        examples, task = world.dealt.examples, world.trainer.task
+        parts = world.dealt.parts
+        rows = sum(map(len, parts))
+        self.kept = files_of(self.experiment, examples, task, len(parts), rows)
         return world.trainer, world.measure
 
 

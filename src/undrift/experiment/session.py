@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from undrift.core.algorithm import Server
 from undrift.core.noise import draws_noise
 from undrift.errors import ChangedExperiment, ConfigError
+from undrift.experiment.blueprint import check_preparation
 from undrift.experiment.environment import environment
 from undrift.experiment.events import Listener, RunInfo
 from undrift.experiment.folder import RunFolder
@@ -32,6 +34,7 @@ class Job:
     seed: int
     rounds: int
     home: Path | None = None  # the folder of the experiment file
+    kept: Mapping[str, Mapping[str, Any]] = MappingProxyType({})  # files beside the experiment
 
     def table(self) -> Table:
         """Give everything that decides the run."""
@@ -65,11 +68,13 @@ class Session:
         self.listeners, self.seconds, self.lean = listeners, seconds, lean
         self.trainer, self.measure = job.start(folder.rows)
         _check_fresh(self.trainer, folder)
+        check_preparation(folder, job.kept)  # before the checkpoint, which tells less
         load_checkpoint(self.trainer, folder)
         folder.check_rounds(self.trainer.rounds_done)
         folder.starts()
         # only now: what cannot be built, or is damaged, is left as it was
         folder.begin(job.table())
+        folder.keep(job.kept)
         self.trainer.keep_key(folder.checkpoint)  # rounds that are trained again have equal noise
         self.past = folder.cut(self.trainer.rounds_done)
         self.trainer.keeper.tidy(folder.checkpoint)

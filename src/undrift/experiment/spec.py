@@ -38,6 +38,7 @@ from undrift.experiment.sections import (
 from undrift.experiment.shipped import find_experiment
 from undrift.experiment.sweep import algorithm_label, expand
 from undrift.experiment.tables import Table, override, parse_table, read_table, write_table
+from undrift.tabular.schema import Columns
 
 _NAME = re.compile(r"\w[\w .,=+@()\[\]-]{0,99}")
 
@@ -70,11 +71,13 @@ class Experiment:
     hold: Holding = field(default_factory=Holding)
     arrival: Arrival | None = None
     engine: EngineSettings = field(default_factory=EngineSettings)
+    columns: Columns | Mapping[str, Any] | None = None  # of a table: what each column is
     home: Path | None = field(default=None, compare=False, repr=False)  # where own parts lie
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "data", choice(self.data, "data"))
         object.__setattr__(self, "model", choice(self.model, "model"))
+        object.__setattr__(self, "columns", _columns(self.columns, self.data))
         _check_kinds(self)
         check_whole("rounds", self.rounds)
         for part in self.seed if isinstance(self.seed, Seeds) else (self.seed,):
@@ -251,6 +254,15 @@ def check_name(place: str, name: Any) -> None:
         )
 
 
+def _columns(given: Any, data: Choice | str) -> Columns | None:
+    """Check `[columns]` against the target that `[data]` names."""
+    if given is None:
+        return None
+    assert isinstance(data, Choice)
+    settings = dict(data.settings)
+    return Columns.of(given, settings.get("target"), settings.get("missing"))
+
+
 def _check_kinds(experiment: Experiment) -> None:
     kinds: dict[str, tuple[type, ...]] = {
         "algorithm": (Algorithm,),
@@ -282,8 +294,8 @@ def _check_kinds(experiment: Experiment) -> None:
 
 # ----------------------------------------------------------------------------- table -> object
 SECTIONS = (
-    *("name", "label", "rounds", "seed", "data", "partition", "arrival", "hold", "model", "task"),
-    *("algorithm", "work", "sampler", "evaluate", "engine"),
+    *("name", "label", "rounds", "seed", "data", "columns", "partition", "arrival", "hold"),
+    *("model", "task", "algorithm", "work", "sampler", "evaluate", "engine"),
 )
 
 
@@ -309,7 +321,7 @@ def _experiment_from(table: Mapping[str, Any], home: Path | None) -> Experiment:
     algorithm = _named_table(table, "algorithm")
     label = table.get("label", algorithm_label(algorithm))
     bare = {k: v for k, v in algorithm.items() if k != "label"}
-    plain = {k: table[k] for k in ("name", "rounds", "data", "model") if k in table}
+    plain = {k: table[k] for k in ("name", "rounds", "data", "model", "columns") if k in table}
     return Experiment(
         **plain,
         label=label,
@@ -382,12 +394,14 @@ def table_of(made: Experiment) -> Table:
     arrival = None if made.arrival is None else encode_fields(made.arrival, "arrival")
     seed = made.seed._asdict() if isinstance(made.seed, Seeds) else made.seed
     assert isinstance(made.data, Choice) and isinstance(made.model, Choice)
+    assert made.columns is None or isinstance(made.columns, Columns)
     return {
         "name": made.name,
         "label": made.label,
         "rounds": made.rounds,
         "seed": seed,
         "data": made.data.table(),
+        **({} if made.columns is None else {"columns": made.columns.table()}),
         **({} if partition is None else {"partition": partition}),
         **({} if arrival is None else {"arrival": arrival}),
         "hold": section_table(made.hold),

@@ -74,7 +74,8 @@ _LISTS = {("algorithm", "rules"), ("evaluate", "models")}
 
 def _is_sweep(value: list[Any], path: Path, function: Callable[..., Any] | None) -> bool:
     own = list_depth(function, path[-1]) if function is not None else 0
-    return _nesting(value) > max(own, 1 if path in _LISTS else 0)
+    column = path[0] == "columns" and path[-1] in ("levels", "parts")
+    return _nesting(value) > max(own, 1 if path in _LISTS or column else 0)
 
 
 def _nesting(value: Any) -> int:

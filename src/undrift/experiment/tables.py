@@ -15,6 +15,7 @@ from undrift.guarded.text import parse_toml, read_text
 
 Table = dict[str, Any]
 
+LINES = ("columns",)  # a section whose tables are written in one line each
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -111,15 +112,20 @@ def write_table(table: Mapping[str, Any]) -> str:
 
 
 def _sections(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    plain = {k: v for k, v in table.items() if v is not None and not isinstance(v, Mapping)}
-    inner = {k: v for k, v in table.items() if isinstance(v, Mapping)}
-    head = [f"[{'.'.join(map(_key, path))}]"] if path and (plain or not inner) else []
-    lines = [*head, *(f"{_key(k)} = {write_value(v)}" for k, v in plain.items())]
+    inner = {k: v for k, v in table.items() if isinstance(v, Mapping) and path != LINES}
+    plain = {k: v for k, v in table.items() if v is not None and k not in inner}
+    head = [f"[{'.'.join(map(write_key, path))}]"] if path and (plain or not inner) else []
+    lines = [*head, *(f"{write_key(k)} = {write_value(v)}" for k, v in plain.items())]
     below = [text for k, v in inner.items() for text in _sections(v, (*path, k))]
     return [*(["\n".join(lines)] if lines else []), *below]
 
 
-def _key(name: str) -> str:
+def write_key(name: str) -> str:
+    """Write the name of a setting as TOML.
+
+    >>> print(write_key("age"), write_key("blood group"))
+    age "blood group"
+    """
     return name if _BARE.fullmatch(name) else _text(name)
 
 
@@ -138,7 +144,7 @@ def write_value(value: Any) -> str:
     if isinstance(value, float):
         return _float(value)
     if isinstance(value, Mapping):
-        pairs = (f"{_key(k)} = {write_value(v)}" for k, v in value.items() if v is not None)
+        pairs = (f"{write_key(k)} = {write_value(v)}" for k, v in value.items() if v is not None)
         return f"{{ {', '.join(pairs)} }}" if value else "{}"
     if isinstance(value, Sequence):
         return f"[{', '.join(write_value(v) for v in value)}]"

@@ -37,6 +37,7 @@ from undrift.experiment.shared import dealt_once, resident
 from undrift.experiment.spec import Experiment
 from undrift.rules.steered import ALONE, Steered
 from undrift.sources import Examples, augment
+from undrift.tabular.schema import Columns
 from undrift.trainer import Trainer
 
 log = logging.getLogger("undrift")
@@ -138,11 +139,13 @@ def device_named(name: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------- data
-def load_data(data: Choice | str, home: Path | None = None) -> Examples:
+def load_data(
+    data: Choice | str, home: Path | None = None, columns: Columns | None = None
+) -> Examples:
     """Load the examples that an experiment names; the last ones are kept for the next run."""
     assert isinstance(data, Choice)
     paths = [v for n, v in data.settings if n in ("path", "test_path") and isinstance(v, str)]
-    return _load(data, home, tuple(map(_stamp, paths)))
+    return _load(data, home, columns, tuple(map(_stamp, paths)))
 
 
 def _stamp(path: str) -> tuple[int, int]:
@@ -155,10 +158,17 @@ def _stamp(path: str) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=2)
-def _load(data: Choice, home: Path | None, stamps: tuple[tuple[int, int], ...]) -> Examples:
+def _load(
+    data: Choice, home: Path | None, columns: Columns | None, stamps: tuple[tuple[int, int], ...]
+) -> Examples:
     table = data.table()
     with own.scope(home):
         function = find(sections()["data"], table.pop("use"), "source", "data.use")
+    if columns is not None:
+        if "columns" not in parameters(function):
+            raise ConfigError(f"[columns] says what a table's columns are; data {data.use!r} has "
+                              "none: drop the section")  # fmt: skip
+        table["columns"] = columns
     made = make(function, table, f"data {data.use!r}")
     if not isinstance(made, Examples):
         raise ConfigError(f"data.use: {data.use!r} gives {type(made).__name__}, not Examples")
@@ -170,9 +180,15 @@ def _load(data: Choice, home: Path | None, stamps: tuple[tuple[int, int], ...]) 
     return made
 
 
+def examples_of(experiment: Experiment) -> Examples:
+    """Load the examples of an experiment."""
+    assert experiment.columns is None or isinstance(experiment.columns, Columns)
+    return load_data(experiment.data, experiment.home, experiment.columns)
+
+
 def deal(experiment: Experiment) -> Dealt:
     """Deal the examples to clients."""
-    examples = load_data(experiment.data, experiment.home)
+    examples = examples_of(experiment)
     try:
         return Dealt(
             examples,
@@ -290,20 +306,27 @@ def make_task(experiment: Experiment, examples: Examples) -> Task:
     augmentation = _augmentation(experiment, examples)
     if augmentation is not None:
         options["augment"] = augmentation
-    choice, seed = experiment.model, experiment.seeds.model
+    function, name, given = model_choice(experiment, examples)
+    seed = experiment.seeds.model
+    try:
+        if name in models.MODELS:
+            return Task(models.build(name, seed, **given), **options)
+        return Task.build(_own_model(function, given, name), seed, **options)
+    except UndriftError as error:
+        raise prefixed(error, f"model {name!r}") from error
+
+
+def model_choice(
+    experiment: Experiment, examples: Examples
+) -> tuple[Callable[..., Any], str, dict[str, Any]]:
+    """Find the function that makes the model, its name, and all of its settings."""
+    choice = experiment.model
     assert isinstance(choice, Choice)
     with own.scope(experiment.home):
         function = find(models.MODELS, choice.use, "model", "model.use")
     given = {n: v for n, v in choice.table().items() if n != "use"}
-    given = {**_from_data(function, examples), **given}
-    try:
-        if function in models.MODELS.values():
-            names = {f: n for n, f in models.MODELS.items()}
-            make_model = partial(models.build, names[function], seed=seed, **given)
-            return Task(make_model(), **options)
-        return Task.build(_own_model(function, given, choice.use), seed, **options)
-    except UndriftError as error:
-        raise prefixed(error, f"model {choice.use!r}") from error
+    name = next((n for n, f in models.MODELS.items() if f is function), choice.use)
+    return function, name, {**_from_data(function, examples), **given}
 
 
 def _own_model(
@@ -317,7 +340,7 @@ def _own_model(
 
 
 def _from_data(function: Callable[..., Any], examples: Examples) -> dict[str, Any]:
-    """Fill in what the data decide: inputs, classes, channels, pixels, vectors of words."""
+    """Fill in what the data decide: inputs, blocks, classes, channels, pixels, vectors of words."""
     shape = list(examples.train_x.shape[1:])
     known: dict[str, Any] = {"inputs": math.prod(shape), "classes": examples.classes or 1}
     if len(shape) == 3:
@@ -325,7 +348,16 @@ def _from_data(function: Callable[..., Any], examples: Examples) -> dict[str, An
     if examples.embedding is not None:
         words, width = examples.embedding.shape
         known |= {"embedding": examples.embedding, "vocabulary": words, "width": width}
+    if examples.info.preparation is not None:
+        known["blocks"] = _blocks(examples.info.preparation)
     return {n: v for n, v in known.items() if n in parameters(function)}
+
+
+def _blocks(preparation: Any) -> list[int]:
+    """Count the inputs of each column; only a category's belong together as one-hot."""
+    columns = zip(preparation.schema.features, preparation.blocks, strict=True)
+    each = [[size] if kind.kind == "category" else [1] * size for (_, kind), size in columns]
+    return [size for sizes in each for size in sizes if size]
 
 
 def _loss(experiment: Experiment, examples: Examples) -> Any:

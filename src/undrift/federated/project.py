@@ -68,10 +68,13 @@ class Project:
 
     def task(self) -> Task:
         """Make the task, without an example."""
-        blank = self.example.blank(1)
-        x, y = blank.client(0)
+        return make_task(self.experiment, self.blank())
+
+    def blank(self) -> Examples:
+        """Make one example of zeros, as silos have them."""
+        x, y = self.example.blank(1).client(0)
         info = Info("declared", "federation.toml")
-        return make_task(self.experiment, Examples(x, y, x[:0], y[:0], self.classes, info))
+        return Examples(x, y, x[:0], y[:0], self.classes, info)
 
 
 def read_project(place: Path, *, trust: bool = False) -> Project:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from undrift.errors import EmptyRoundError
+from undrift.experiment.blueprint import files_of
 from undrift.experiment.events import Listener
 from undrift.experiment.exam import Exam, Paper
 from undrift.experiment.folder import RunFolder
@@ -14,7 +15,7 @@ from undrift.experiment.history import History
 from undrift.experiment.measure import Measure
 from undrift.experiment.session import Job, Session, has_more, info_of, train
 from undrift.experiment.tables import Table
-from undrift.experiment.world import load_data
+from undrift.experiment.world import examples_of
 from undrift.federated.enrol import Record, again, enrol, read_record, write_record
 from undrift.federated.exchange import RefusalLog
 from undrift.federated.grid import Grid
@@ -53,8 +54,10 @@ class DeployedJob(Job):
         else:
             run, members = record.run, again(self.grid, door, record, plan, refusals)
         experiment = project.experiment
+        blank, task = project.blank(), project.task()
+        self.kept = files_of(experiment, blank, task, project.clients, sum(members.sizes.values()))
         coordinator = Coordinator(
-            project.task(),
+            task,
             experiment.algorithm,
             self.grid,
             members,
@@ -75,7 +78,7 @@ class DeployedJob(Job):
         if not self.project.judge:
             return {}
         settings = self.project.experiment
-        examples = load_data(settings.data, settings.home)
+        examples = examples_of(settings)
         y = examples.test_x.flatten(1) if settings.task.target == "input" else examples.test_y
         paper = Paper(examples.test_x, y)
         device = coordinator.engine.device

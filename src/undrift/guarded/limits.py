@@ -29,6 +29,7 @@ LIMITS = {
     "vectors_bytes": 16 * 2**30,  # a .npy file of word vectors
     "picture_pixels": 2**24,  # one picture file; it may hold thousands of small pictures
     "names_bytes": 100_000_000,  # names, shapes and settings at the start of a checkpoint
+    "weights_bytes": 16 * 2**30,  # an exported model
     "key_bytes": 1_000_000,  # a certificate or a public key
 }
 

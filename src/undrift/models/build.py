@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from undrift.errors import unknown_name
-from undrift.models import layers, text, vgg
+from undrift.models import layers, tabular, text, vgg
 from undrift.models.settings import check_settings, whole
 from undrift.models.weights import Way, draw_weights, hes_way, torchs_way, xaviers_way
 
@@ -29,6 +29,9 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "lenet": layers.lenet,
     "sent140_lstm": text.sent140_lstm,
     "shakespeare_lstm": text.shakespeare_lstm,
+    "logistic": tabular.logistic,
+    "tabular_mlp": tabular.tabular_mlp,
+    "tabular_resnet": tabular.tabular_resnet,
 }
 WAYS: Mapping[str, Way] = {"simple_cnn": xaviers_way, "vgg11": hes_way}
 

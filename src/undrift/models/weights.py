@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from undrift.core.random import fold, normal, uniform
+from undrift.models.tabular import LevelMap
 
 Layer = nn.Linear | nn.Conv2d
 Way = Callable[[Layer, int, str], None]  # fills a layer, by a seed and the layer's name
@@ -47,15 +48,17 @@ def draw_weights(module: nn.Module, seed: int, way: Way = torchs_way) -> None:
 
     A frozen embedding keeps what it was given.
     """
-    for name, layer in module.named_children():
-        if isinstance(layer, nn.Linear | nn.Conv2d):
+    for name, layer in module.named_modules():
+        if isinstance(layer, LevelMap):  # one input of a block is 1, so one input counts, not all
+            _fill(layer.weight, 1.0, seed, f"{name}.weight")
+        elif isinstance(layer, nn.Linear | nn.Conv2d):
             way(layer, seed, name)
         elif isinstance(layer, nn.LSTM):
             for key, parameter in layer.named_parameters():
                 _fill(parameter, 1 / math.sqrt(layer.hidden_size), seed, f"{name}.{key}")
         elif isinstance(layer, nn.Embedding) and layer.weight.requires_grad:
             _fill_normal(layer.weight, 1.0, seed, f"{name}.weight")
-        elif isinstance(layer, nn.BatchNorm2d):
+        elif isinstance(layer, nn.BatchNorm2d | nn.LayerNorm):
             layer.reset_parameters()  # ones and zeros: draws nothing
 
 

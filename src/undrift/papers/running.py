@@ -17,7 +17,7 @@ from undrift.experiment.family import Setting
 from undrift.experiment.folder import RunFolder, whole_history
 from undrift.experiment.history import History
 from undrift.experiment.pool import Task, run_tasks
-from undrift.experiment.world import device_named, load_data
+from undrift.experiment.world import device_named, examples_of
 from undrift.papers.entries import About, cell_entries
 from undrift.papers.plan import Group, Options, groups
 from undrift.papers.records import UNFINISHED, Entry, place_of, put, read_records
@@ -96,7 +96,7 @@ def _try_group(
         return None
     info: Info | None = None
     try:
-        info = load_data(left[0].experiment.data, left[0].experiment.home).info
+        info = examples_of(left[0].experiment).info
         _run_group(group, left, info, stop, jobs, listeners)
     except UndriftError as error:
         tasks = group.tasks.items()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
+from undrift.data.examples import Examples as Examples
+from undrift.data.examples import Info as Info
 from undrift.guarded.limits import Unreadable as Unreadable  # a loader adds where it lies
 
 Bytes8 = np.ndarray[Any, np.dtype[np.uint8]]
@@ -21,43 +20,3 @@ class Pixels(NamedTuple):
     train_y: Bytes8  # [n]
     test_x: Bytes8
     test_y: Bytes8
-
-
-class Info(NamedTuple):
-    """Where examples came from and what was done to them."""
-
-    source: str
-    form: str  # "idx files", "npm package", "generated", ...
-    path: Path | None = None
-    normalise: str = "unit"
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    class_names: tuple[str, ...] = ()
-    client_names: tuple[str, ...] = ()  # where clients are natural and have names
-    feature_names: tuple[str, ...] = ()  # of the columns of a table
-    vocabulary: tuple[str, ...] = ()  # of a text: what the numbers 0, 1, ... in x stand for
-    target_scale: tuple[float, float] = (0.0, 1.0)  # of numbers: y * second + first, in own units
-    preparation: Any = None  # of a table: how its columns became x and y, see undrift.tabular
-
-
-@dataclass(frozen=True, eq=False)
-class Examples:
-    """Features and targets; `classes` is 0 where targets are numbers.
-
-    Sources with natural clients also say whose each example is.
-    """
-
-    train_x: Tensor  # [n, ...] float32, or for a text [n, length] int64
-    train_y: Tensor  # [n] int64, or [n, 1] float32
-    test_x: Tensor
-    test_y: Tensor
-    classes: int
-    info: Info
-    train_clients: Tensor | None = None  # [n] int64, the client of each example
-    test_clients: Tensor | None = None
-    embedding: Tensor | None = None  # [words, width] float32, a vector for each word of a text
-
-    def __repr__(self) -> str:
-        x, n, m = list(self.train_x.shape[1:]), len(self.train_x), len(self.test_x)
-        what = f"{self.classes} classes" if self.classes else "numbers"
-        return f"Examples({self.info.source}: {n} to train, {m} to test, x {x}, {what})"

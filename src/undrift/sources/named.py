@@ -19,7 +19,7 @@ from undrift.sources.picture_sets import load_pictures
 from undrift.sources.sent140 import SENT140, sent140
 from undrift.sources.shakespeare import SHAKESPEARE, shakespeare
 from undrift.sources.synthetic import synthetic, synthetic_regression
-from undrift.sources.table import table
+from undrift.tabular.source import table
 
 
 class Source(NamedTuple):

@@ -1,0 +1,265 @@
+"""The fast reader of .csv and .parquet by pyarrow.
+
+It believes nothing that it is not sure of: where a .csv is odd in any way, `read_csv` gives None
+and the careful reader says what is wrong, or reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from undrift.errors import DataError, MissingExtra
+from undrift.guarded.binary import BROKEN
+from undrift.guarded.limits import check
+from undrift.tabular.cells import (
+    DECIMAL_COMMA,
+    EXACT,
+    MISSING,
+    PADDED,
+    WHOLE,
+    as_number,
+    text_of,
+    too_large,
+)
+from undrift.tabular.delimited import Delimited
+from undrift.tabular.frames import Raw
+from undrift.tabular.growing import RawTable, Wish
+from undrift.tabular.problems import Place, Problems
+
+TEXTS = ("string", "large_string", "string_view")
+SAMPLE = 2000  # rows that tell how a column is to be read fast
+BLOCK_BYTES = 2**22
+UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
+
+
+def arrow(needed: str | None = None) -> Any:
+    """Import pyarrow; None without it, or an error that says what it is needed for."""
+    try:
+        for part in ("parquet", "csv"):
+            import_module(f"pyarrow.{part}")
+    except ImportError as error:
+        if needed is None:
+            return None
+        raise MissingExtra(
+            f"pyarrow is needed to read {needed}: pip install 'undrift[parquet]'"
+        ) from error
+    return import_module("pyarrow")
+
+
+# ----------------------------------------------------------------------------------------- csv
+def read_csv(
+    opened: Delimited, wishes: Mapping[str, Wish], missing: Sequence[str] = MISSING
+) -> RawTable | None:
+    """Read some columns of a large .csv fast; None where the careful reader has to look."""
+    made = arrow()
+    if made is None or len(set(opened.names)) < len(opened.names):
+        return None
+    sample = opened.sample(wishes, missing, SAMPLE)
+    numeric = {
+        name: not (grown.texts or grown.padded or (wishes[name] == "target" and grown.whole))
+        and wishes[name] != "texts"
+        for name, grown in sample.items()
+    }
+    try:
+        grown = _stream(made, opened, numeric, missing)
+    except (made.ArrowException, OSError, *BROKEN):
+        return None
+    columns: dict[str, Raw] = {}
+    for name in wishes:
+        found = grown.pop(name).raw(wishes[name], sample[name].whole)
+        if found is None:
+            return None
+        columns[name] = found
+    rows = len(next(iter(columns.values())).values)
+    lines = _lines(opened.path)
+    exact = lines in (rows + 1, rows + 2)
+    place = Place(str(opened.path), *(
+        ("line", np.arange(2, rows + 2)) if exact else ("row", np.arange(1, rows + 1))
+    ))  # fmt: skip
+    return RawTable(place, columns) if rows else None
+
+
+def _lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return 1 + sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
+
+
+def _stream(
+    made: Any, opened: Delimited, numeric: Mapping[str, bool], missing: Sequence[str]
+) -> dict[str, _Fast]:
+    words = made.dictionary(made.int32(), made.string())
+    csv, written = made.csv, dict(zip(opened.names, opened.header, strict=True))
+    types = {written[n]: made.float64() if number else words for n, number in numeric.items()}
+    reader = csv.open_csv(
+        opened.path,
+        read_options=csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
+        parse_options=csv.ParseOptions(delimiter=opened.delimiter, newlines_in_values=True),
+        convert_options=csv.ConvertOptions(
+            column_types=types,
+            include_columns=list(types),
+            null_values=list(missing),
+            strings_can_be_null=True,
+        ),
+    )
+    grown = {name: _Fast(number, missing) for name, number in numeric.items()}
+    for batch in reader:
+        for name in numeric:
+            grown[name].add(batch.column(written[name]))
+    return grown
+
+
+class _Fast:
+    """Grows one column from batches."""
+
+    def __init__(self, number: bool, missing: Sequence[str]) -> None:
+        self.number, self.odd = number, False
+        self.shift = len(set(missing))
+        self.known = dict.fromkeys(missing, -1)
+        self.parts: list[NDArray[Any]] = []
+
+    def add(self, cells: Any) -> None:
+        if self.number:
+            values = np.array(cells.to_numpy(zero_copy_only=False))
+            self.odd |= int(np.isnan(values).sum()) != cells.null_count
+            self.parts.append(values)
+            return
+        names = [text.strip() for text in cells.dictionary.to_pylist()]
+        known, shift = self.known, self.shift
+        codes = [known.setdefault(name, len(known) - shift) for name in names]
+        place = np.array([*codes, -1], dtype=np.int32)
+        self.parts.append(place[cells.indices.fill_null(len(codes)).to_numpy()])
+
+    def raw(self, wish: Wish, whole: bool) -> Raw | None:
+        """Give the column; None where somebody has to look closer."""
+        values = np.concatenate(self.parts) if self.parts else np.empty(0)
+        self.parts = []
+        if self.number:
+            with np.errstate(invalid="ignore"):
+                if self.odd or (np.abs(values) >= EXACT).any():
+                    return None
+                whole = whole and bool((np.isnan(values) | (values == np.floor(values))).all())
+            return Raw("numbers", values, (), whole)
+        names = tuple(list(self.known)[self.shift :])
+        raw = Raw("texts", values, names)
+        return raw if wish == "texts" else _decided(raw, wish)
+
+
+def _decided(raw: Raw, wish: Wish) -> Raw | None:
+    """Take texts for what the cells say, where there is no doubt."""
+    numbers = [as_number(name) for name in raw.names]
+    if raw.names and all(value is None for value in numbers):
+        comma = all(DECIMAL_COMMA.fullmatch(name) for name in raw.names)
+        return None if comma else raw
+    whole = all(map(WHOLE.fullmatch, raw.names))
+    if wish == "target" and whole and raw.names:
+        return raw._replace(whole=True)
+    if any(value is None or not abs(value) < EXACT for value in numbers):
+        return None
+    values = np.array([*numbers, np.nan], dtype=np.float64)[raw.values]
+    return Raw("numbers", values, (), whole, any(map(PADDED.fullmatch, raw.names)))
+
+
+# ------------------------------------------------------------------------------------- parquet
+class Parquet:
+    """A file that knows the types of its columns."""
+
+    unit = "row"
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._arrow = path, arrow(".parquet")
+        try:
+            self._file = self._arrow.parquet.ParquetFile(path)
+            check("table_columns", "columns", self._file.metadata.num_columns)
+        except (self._arrow.ArrowException, OSError, *BROKEN) as error:
+            raise DataError(f"{path} cannot be read as parquet ({error})") from error
+        self.names = list(self._file.schema_arrow.names)
+
+    def read(self, wishes: Mapping[str, Wish], missing: Sequence[str] = MISSING) -> RawTable:
+        """Read some of the columns, one after the other; problems make one error."""
+        problems = Problems(str(self.path))
+        rows = self._file.metadata.num_rows
+        check("table_values", "cells of the columns", rows * len(wishes))
+        if not rows:
+            raise DataError(f"{self.path} has columns but no rows")
+        place = Place(str(self.path), "row", np.arange(1, rows + 1))
+        made = {}
+        for name in wishes:
+            try:
+                cells = self._file.read(columns=[name], use_threads=False)[name]
+            except (self._arrow.ArrowException, OSError, *BROKEN) as error:
+                raise DataError(f"{self.path} cannot be read as parquet ({error})") from error
+            found = self._column(name, wishes[name], cells, place, problems, missing)
+            if found is not None:
+                made[name] = found
+        problems.check()
+        return RawTable(place, made)
+
+    def _column(
+        self,
+        name: str,
+        wish: Wish,
+        cells: Any,
+        place: Place,
+        problems: Problems,
+        missing: Sequence[str],
+    ) -> Raw | None:
+        types, given = self._arrow.types, cells.type
+        inner = given.value_type if types.is_dictionary(given) else given
+        number = types.is_integer(inner) or types.is_floating(inner) or types.is_decimal(inner)
+        if number and not types.is_dictionary(given):
+            return self._numbers(name, wish, cells, place, problems)
+        if types.is_timestamp(inner) or types.is_date(inner):
+            return Raw("times", self._times(cells, inner))
+        if str(inner) in TEXTS or types.is_boolean(inner) or number or types.is_null(inner):
+            return self._texts(cells, missing)
+        problems.add(
+            f"column {name!r} is of the type {inner}: leave it out with exclude=[...] or "
+            "features=[...], or turn it into numbers or texts"
+        )
+        return None
+
+    def _numbers(self, name: str, wish: Wish, cells: Any, place: Place, problems: Problems) -> Raw:
+        whole = self._arrow.types.is_integer(cells.type)
+        if whole and self._far(cells):
+            if wish in ("texts", "target"):
+                return self._texts(cells, ())
+            for row, value in enumerate(cells.to_pylist()):
+                if value is not None and abs(value) >= EXACT:
+                    problems.cells(place, [row], name, too_large(value))
+        values = np.array(cells.cast(self._arrow.float64(), safe=False).to_numpy())
+        return Raw("numbers", values, (), whole)
+
+    def _far(self, cells: Any) -> bool:
+        """Tell whether a whole number is too large for float64: it stays a text."""
+        ends = self._arrow.compute.min_max(cells).as_py()
+        return any(v is not None and abs(v) >= EXACT for v in ends.values())
+
+    def _times(self, cells: Any, inner: Any) -> NDArray[np.float64]:
+        empty = cells.is_null().to_numpy()
+        wide = cells.cast(self._arrow.timestamp("us"), safe=False)
+        values = wide.cast(self._arrow.int64()).fill_null(0).to_numpy() / 1e6
+        values[empty] = np.nan
+        return np.asarray(values, dtype=np.float64)
+
+    def _texts(self, cells: Any, missing: Sequence[str]) -> Raw:
+        gone = frozenset(missing)
+        types = self._arrow.types
+        if types.is_dictionary(cells.type):  # decoded, for it may list unused values too
+            cells = cells.cast(cells.type.value_type)
+        if types.is_null(cells.type):
+            return Raw("texts", np.full(len(cells), -1, dtype=np.int32))
+        found = cells.combine_chunks().dictionary_encode()
+        known: dict[str, int] = {}
+        codes = []
+        for value in found.dictionary.to_pylist():
+            text = text_of(value)
+            here = text in gone or text in ("", "nan")
+            codes.append(-1 if here else known.setdefault(text, len(known)))
+        place = np.array([*codes, -1], dtype=np.int32)
+        return Raw("texts", place[found.indices.fill_null(len(codes)).to_numpy()], tuple(known))

@@ -41,7 +41,8 @@ def spent_on_features(
     moves a mean by 2 C0 / n_i at most, so the noise multiplier is sigma n_i / (2 L): small clients
     are hidden less.  It covers the feature means alone, NOT the model updates.
     """
-    if size < 1 or releases < 1 or not 0 < delta < 1 or float(noise.sigma) <= 0:
+    whole = all(isinstance(n, int) and n >= 1 for n in (size, releases))
+    if not whole or not 0 < delta < 1 or float(noise.sigma) <= 0:
         raise ConfigError(
             f"spent_on_features(sigma={noise.sigma}, size={size}, releases={releases}, "
             f"delta={delta}): sizes and releases count from 1, delta lies in (0, 1), sigma above 0"

@@ -334,7 +334,7 @@ SWEEP_CASES = [
         SWEEPS,
         "a million combinations",
         "undrift run my.toml seed=[0, 1, ...] rounds=[1, 2, ...] evaluate.every=[1, 2, ...]",
-        r"more than 10000 combinations: shorten its lists",
+        r"more than 10000 combinations, with 100 values of \S+: shorten its lists",
         words=["run", "my.toml", *(f"{n}={HUNDRED}" for n in ("seed", "rounds", "evaluate.every"))],
     ),
     command(

@@ -99,7 +99,10 @@ def test_exchanging_an_example_costs_more_than_leaving_it_out():
     assert told.epsilon == pytest.approx(3.5475, abs=1e-4)
 
 
-@pytest.mark.parametrize("settings", [(1.5, 1, 1e-5), (2, 1.5, 1e-5), (0, 1, 1e-5), (1, 0, 1e-5), (1, 1, 0.0), (1, 1, 1.0)])
+@pytest.mark.parametrize(
+    "settings",
+    [(1.5, 1, 1e-5), (2, 1.5, 1e-5), (0, 1, 1e-5), (1, 0, 1e-5), (1, 1, 0.0), (1, 1, 1.0)],
+)
 def test_accounting_of_no_feature_mean(settings):
     size, releases, delta = settings
     with pytest.raises(ConfigError, match="spent_on_features"):

@@ -98,7 +98,7 @@ class Delimited:
     ) -> tuple[dict[str, Growing], Sequence[int]]:
         grown = {name: Growing(wish, missing) for name, wish in wishes.items()}
         lines = array("q")
-        for numbers, rows in self._blocks(problems):
+        for numbers, rows in self._blocks(problems, size=most or BLOCK):
             lines.extend(numbers)
             for name, cells in self.cells(rows, grown).items():
                 grown[name].add(cells)
@@ -114,7 +114,7 @@ class Delimited:
         return {name: [row[at_first[name]].strip() for row in rows] for name in wanted}
 
     def _blocks(
-        self, problems: Problems, odd: dict[int, str] | None = None
+        self, problems: Problems, odd: dict[int, str] | None = None, size: int | None = None
     ) -> Iterator[tuple[list[int], list[list[str]]]]:
         """Give rows block by block; those of another width are problems, or kept and `odd`."""
         count = 0
@@ -123,7 +123,7 @@ class Delimited:
             next(rows)
             lines: list[int] = []
             held: list[list[str]] = []
-            block = max(1, min(BLOCK, CELLS // len(self.names)))
+            block = max(1, min(size or BLOCK, CELLS // len(self.names)))
             for line, row in rows:
                 if len(row) != len(self.names):
                     if odd is None:

@@ -110,11 +110,13 @@ class Preparation:
     def encode(self, frame: Frame, rows: NDArray[Any] | None = None) -> Inputs:
         """Make the inputs of a frame, [n, inputs]; `rows` chooses some by their indices."""
         chosen = np.arange(len(frame)) if rows is None else rows
-        x = np.zeros((len(chosen), self.inputs), dtype=np.float32)
+        # numpy asks for large pages where memory is not zeroed yet
+        x = np.empty((len(chosen), self.inputs), dtype=np.float32)
         steps = [_Encoder(kind, part, frame[name]) for name, kind, part in self._columns()]
         for start in range(0, len(chosen), BLOCK):
             block = chosen[start : start + BLOCK]
             some = x[start : start + BLOCK]
+            some.fill(0)
             at = 0
             for step, width in zip(steps, self.blocks, strict=True):
                 step.write(block, some[:, at : at + width])
@@ -233,8 +235,12 @@ class _Encoder:
         if isinstance(self.kind, Date):
             self._date(values, gone, out)
             return
-        values[gone] = self.part.fill
-        out[:, 0] = _scaled(values, *self.part.scales[0]) if self.part.scales else values
+        np.copyto(values, self.part.fill, where=gone)
+        if self.part.scales:
+            mean, std = self.part.scales[0]
+            np.subtract(values, mean, out=values)
+            np.divide(values, std, out=values) if std else values.fill(0)
+        out[:, 0] = values
 
     def _date(self, seconds: Floats, gone: NDArray[np.bool_], out: Inputs) -> None:
         seconds[gone] = self.part.fill * DAY

@@ -234,7 +234,7 @@ def test_new_rows_that_lack_columns(tmp_path: Path, preparation: Any) -> None:
         read_rows(write(tmp_path, "blood,more\nA,1\n"), preparation)
     assert "has 2 problems" in str(caught.value)
     assert "'age' is not there" in str(caught.value) and "'seen'" in str(caught.value)
-    with pytest.raises(DataError, match="cannot be read .*a quote that opens must close"):
+    with pytest.raises(DataError, match=r"cannot be read .*a quote that opens must close"):
         read_rows(write(tmp_path, 'seen,blood,age\n1/2/2024,"A,2\n'), preparation)
     with pytest.raises(DataError, match="several columns are named 'age'"):
         read_rows(write(tmp_path, "seen,blood,age,age\n1/2/2024,A,2,3\n"), preparation)

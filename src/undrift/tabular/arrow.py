@@ -67,8 +67,12 @@ def read_csv(
         for name, grown in sample.items()
     }
     try:
-        grown, file = _stream(made, opened, numeric, missing, False)
-        if file.quotes:  # a quoted cell may hold a line break, at which blocks must not be cut
+        with opened.path.open("rb") as start:
+            breaks = b'"' in start.read(BLOCK_BYTES)
+        grown, file = _stream(made, opened, numeric, missing, breaks)
+        if (
+            file.quotes and not breaks
+        ):  # a quoted cell may hold a line break, at which blocks must not be cut
             grown, file = _stream(made, opened, numeric, missing, True)
     except (made.ArrowException, OSError, *BROKEN):
         return None

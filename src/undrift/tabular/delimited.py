@@ -46,8 +46,13 @@ class Delimited:
         self.header = header
         self.names = [name.strip() for name in header]
 
-    def read(self, wishes: Mapping[str, Wish], missing: Sequence[str] = MISSING) -> RawTable:
-        """Read some of the columns; all problems of the file make one error."""
+    def read(
+        self,
+        wishes: Mapping[str, Wish],
+        missing: Sequence[str] = MISSING,
+        noted: Problems | None = None,
+    ) -> RawTable:
+        """Read some of the columns; all problems of the file make one error, or are `noted`."""
         wishes = dict(wishes)
         while True:
             problems = Problems(str(self.path))
@@ -64,7 +69,10 @@ class Delimited:
                 except Again:
                     wishes[name], again = "texts", True
             if not again:
-                problems.check()
+                if noted is None:
+                    problems.check()
+                else:
+                    noted.take(problems)
                 return RawTable(place, made)
 
     def sample(

@@ -66,6 +66,12 @@ class Problems:
         first = float(place.numbers[rows[0]])
         self.add(f"{place.named(rows)}, column {column!r}: {what}", first)
 
+    def take(self, others: Problems) -> None:
+        """Note what others found."""
+        for order, what in others.found:
+            self.add(what, order)
+        self.more += others.more
+
     def text(self) -> str:
         """Tell all problems: one in a line, several in a list."""
         lines = [what for _, what in sorted(self.found, key=lambda pair: pair[0])]

@@ -110,8 +110,9 @@ def propose(
     gone = MISSING if missing is None else checked_missing(missing)
     opened = open_table(source)
     names = _features(opened, target, client, exclude, given)
-    table = _read(opened, names, target, client, given, gone)
-    look = _Look(target, client, given, len(table.place.numbers), Problems(str(opened.path)))
+    problems = Problems(str(opened.path))
+    table = _read(opened, names, target, client, given, gone, problems)
+    look = _Look(target, client, given, len(table.place.numbers), problems)
     goal = _goal(look, table.columns[target])
     for name in names:
         kind = _feature(look, name, table.columns[name])
@@ -178,6 +179,7 @@ def _read(
     client: str | None,
     kinds: Mapping[str, str],
     gone: Sequence[str],
+    problems: Problems,
 ) -> RawTable:
     wishes: dict[str, Wish] = dict.fromkeys(names, "feature")
     wishes[target] = "target"
@@ -186,7 +188,7 @@ def _read(
         wishes[name] = WISHES[GOALS[first] if name == target else first]
     if client is not None:
         wishes[client] = "texts"
-    made = read(opened, wishes, gone)
+    made = read(opened, wishes, gone, problems)
     codes = [n for n in names if made.columns[n].padded and wishes[n] == "feature"]
     if codes:  # 007 is a text
         made = read(opened, {**wishes, **dict.fromkeys(codes, "texts")}, gone)

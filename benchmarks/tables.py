@@ -3,9 +3,9 @@
     python benchmarks/tables.py                writes benchmarks/results/tables_cpu.json
     python benchmarks/tables.py --tiny         the same code on little work
 
-1,000,000 rows of 30 columns (20 floats, 5 whole numbers, 5 categories of 10 levels; 4 % of the cells
-are missing), a client and a target.  Each reading is a process of its own on one thread; they take
-turns, so that a busy machine disturbs all alike.  Time is that of reading alone, without imports;
+1,000,000 rows of 30 columns (20 floats, 5 whole numbers, 5 categories of 10 levels; 4 % of the
+cells are missing), a client and a target.  Each reading is a process of its own on one thread;
+they take turns, so that a busy machine disturbs all alike.  Time is that of reading alone, without imports;
 peak memory is that of the whole process, and beside it what it had before it began to read.
 """
 
@@ -190,9 +190,8 @@ def main() -> None:
     made |= {"tiny": chosen.tiny, "versions": versions(), "machine": platform.machine()}
     chosen.out.write_text(json.dumps(made, indent=1) + "\n")
     for way, one in made["ways"].items():
-        print(
-            f"{way:9s} {one['seconds']:7.2f} s  {one['cpu_seconds']:7.2f} s of CPU  {one['peak_mb']:7.0f} MB  {one['shape']}"
-        )
+        cost = f"{one['seconds']:7.2f} s {one['cpu_seconds']:7.2f} s of CPU"
+        print(f"{way:9s} {cost} {one['peak_mb']:7.0f} MB  {one['shape']}")
 
 
 if __name__ == "__main__":

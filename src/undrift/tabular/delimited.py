@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -69,7 +69,7 @@ class Delimited:
                 except Again:
                     wishes[name], again = "texts", True
             if not again:
-                if noted is None:
+                if noted is None or problems.broken:
                     problems.check()
                 else:
                     noted.take(problems)
@@ -127,7 +127,7 @@ class Delimited:
         """Give rows block by block; those of another width are problems, or kept and `odd`."""
         count = 0
         with _readable(self.path), self.path.open(encoding="utf-8-sig", newline="") as file:
-            rows = _rows(file, self.delimiter, self.path, problems.add)
+            rows = _rows(file, self.delimiter, self.path, problems)
             next(rows)
             lines: list[int] = []
             held: list[list[str]] = []
@@ -136,6 +136,7 @@ class Delimited:
                 if len(row) != len(self.names):
                     if odd is None:
                         problems.add(self._ragged(line, row), line)
+                        problems.broken = True
                         continue
                     odd[count] = self._ragged(line, row)
                     row = [""] * len(self.names)
@@ -165,9 +166,7 @@ def _delimiter(header: str, path: Path) -> str:
     return max(DELIMITERS, key=bare.count)
 
 
-def _rows(
-    file: IO[str], delimiter: str, path: Path, note: Callable[[str, float], None] | None = None
-) -> Rows:
+def _rows(file: IO[str], delimiter: str, path: Path, problems: Problems | None = None) -> Rows:
     """Give rows with the line where each begins; blank lines are left out."""
     reader = csv.reader(lines_of(file), delimiter=delimiter, strict=True)
     while True:
@@ -181,9 +180,10 @@ def _rows(
                 f"line {line} cannot be read ({error}): a cell may have "
                 f"{csv.field_size_limit()} characters, and a quote that opens must close"
             )
-            if note is None:
+            if problems is None:
                 raise DataError(f"{path}, {what}") from error
-            note(what, line)
+            problems.add(what, line)
+            problems.broken = True
             return
         if any(map(str.strip, row)) or len(row) > 1:
             yield line, row

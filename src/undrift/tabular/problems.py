@@ -51,6 +51,7 @@ class Problems:
         self.source = source
         self.found: list[tuple[float, str]] = []  # where, for the order, and what
         self.more = 0  # that are counted only
+        self.broken = False  # rows could not be read: what the others say is not certain
 
     def add(self, what: str, order: float = -1.0) -> None:
         """Note a problem of the whole file or of a column."""

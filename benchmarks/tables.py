@@ -5,8 +5,8 @@
 
 1,000,000 rows of 30 columns (20 floats, 5 whole numbers, 5 categories of 10 levels; 4 % of the
 cells are missing), a client and a target.  Each reading is a process of its own on one thread;
-they take turns, so that a busy machine disturbs all alike.  Time is that of reading alone, without imports;
-peak memory is that of the whole process, and beside it what it had before it began to read.
+they take turns, so that a busy machine disturbs all alike.  Time is that of reading alone, without
+imports; peak memory is that of the whole process, beside what it had before it began to read.
 """
 
 from __future__ import annotations

@@ -19,11 +19,12 @@ from undrift.data.partitions import per_client_test
 from undrift.errors import ConfigError, DataError, unknown_name
 from undrift.guarded.limits import limit, over
 from undrift.models.settings import number, whole
+from undrift.tabular.agreeing import agree
 from undrift.tabular.cells import MISSING, in_order
 from undrift.tabular.frames import Chosen, Frame, Raw, texts_of, typed_columns
 from undrift.tabular.growing import RawTable, Wish
 from undrift.tabular.infer import infer, settled
-from undrift.tabular.preparation import Preparation, agree
+from undrift.tabular.preparation import Preparation
 from undrift.tabular.problems import SHOWN, Problems
 from undrift.tabular.reading import TableFile, header_problems, open_table, read, wish_of
 from undrift.tabular.schema import Schema, checked_missing

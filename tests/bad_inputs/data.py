@@ -85,7 +85,7 @@ TABLE_CASES = [
     table(
         "a column of names",
         "clinic,name,outcome\n" + "".join(f"A,n{i},{'ab'[i % 2]}\n" for i in range(80)),
-        r"no column is left for the features: name: an identifier \(80 different values",
+        r"no column is left for the features; name: an identifier \(80 different values",
     ),
     setting(
         TABLES,

@@ -94,7 +94,8 @@ def propose(
         if kind is not None:
             look.columns[name] = kind
     if not look.columns:
-        look.problems.add("no column is left for the features: " + "; ".join(look.findings))
+        why = [f for f in look.findings if f.partition(": ")[0] in look.left]
+        look.problems.add("; ".join(["no column is left for the features", *why]))
     clients = () if client is None else clients_of(look, table)
     made = Schema(tuple(look.columns.items()), target, goal, gone)
     made = settled(made, table.columns)

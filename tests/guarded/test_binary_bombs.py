@@ -29,8 +29,8 @@ from undrift.sources.idx import parse_idx
 from undrift.sources.matlab import read_matlab
 from undrift.sources.pickled import read_pickle
 from undrift.sources.pictures import read_rows
-from undrift.tabular.source import table
 from undrift.state import checkpoint
+from undrift.tabular.source import table
 
 from .bounded import bounded
 

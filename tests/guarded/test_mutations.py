@@ -37,8 +37,8 @@ from undrift.sources.pickled import read_pickle
 from undrift.sources.pictures import _picture
 from undrift.sources.sent140 import _tweets
 from undrift.sources.shakespeare import _text
-from undrift.tabular.source import table
 from undrift.state import checkpoint
+from undrift.tabular.source import table
 
 from .bounded import Ended, bounded, outcome
 

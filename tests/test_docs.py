@@ -41,16 +41,19 @@ def test_the_quickstart_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> 
     exec(compile(make_table, "quickstart", "exec"), {})
     (commands,) = blocks("quickstart.md", "sh")
     lines = commands.splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 5
     for line in lines:
         _, *arguments = shlex.split(line)
         quick = ["rounds=3", "--quiet", "--jobs", "1"] if arguments[0] == "compare" else []
         assert main([*arguments, *quick]) == 0, line
     out = capsys.readouterr().out
-    assert "8 clients (0 empty)" in out and "scaffold" in out and "per_class ill" in out
+    assert "12 clients (0 empty)" in out and "L (6)" in out and "patient: an identifier" in out
+    assert "scaffold" in out and "Sites by" in out
+    header, *rows = out[out.index("row,p_well,p_ill,class,error") :].splitlines()
+    assert len(rows) == 2 and all(float(r.split(",")[1]) > 0 and r.endswith(",") for r in rows)
     assert (here / "runs/clinics/report.html").stat().st_size > 10_000
     assert len(twelve_lines.strip().splitlines()) <= 12
-    quick = twelve_lines.replace('"seed=0,1,2"', '"seed=0,1", "rounds=2"')
+    quick = twelve_lines.replace('"seed=0,1,2"', '"seed=0", "rounds=2"')
     exec(compile(quick, "quickstart", "exec"), {})
 
 

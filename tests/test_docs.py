@@ -49,7 +49,7 @@ def test_the_quickstart_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> 
     out = capsys.readouterr().out
     assert "12 clients (0 empty)" in out and "L (6)" in out and "patient: an identifier" in out
     assert "scaffold" in out and "Sites by" in out
-    header, *rows = out[out.index("row,p_well,p_ill,class,error") :].splitlines()
+    _, *rows = out[out.index("row,p_well,p_ill,class,error") :].splitlines()
     assert len(rows) == 2 and all(float(r.split(",")[1]) > 0 and r.endswith(",") for r in rows)
     assert (here / "runs/clinics/report.html").stat().st_size > 10_000
     assert len(twelve_lines.strip().splitlines()) <= 12

@@ -10,6 +10,7 @@ message from each.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, get_origin, get_type_hints
 
 from undrift.federated.wire import About, Malformed
@@ -53,6 +54,16 @@ class Up(NamedTuple):
     failed: str = ""  # why there is nothing else
     size: int = 0  # examples held; told in `hello` and `prepare` alone
     told: dict[str, Any] = NOTHING  # the answer to a question
+
+
+def named(names: Sequence[str], client: int) -> str:
+    """Name a client, by its number and, where it has one, by its name.
+
+    >>> named(("north", "south"), 1), named((), 1)
+    ('client 1 (south)', 'client 1')
+    """
+    name = names[client] if 0 <= client < len(names) else ""
+    return f"client {client} ({name})" if name else f"client {client}"
 
 
 def words(letter: Any) -> About:

@@ -7,10 +7,12 @@ questions that follow from them are asked again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any
+
+import torch
 
 from undrift.core.tree import EMPTY, Tree
 from undrift.errors import FederationError, ReportRefused
@@ -30,18 +32,11 @@ from undrift.tabular import (
     second_question,
     third_question,
 )
+from undrift.tabular.holders import Asked
 from undrift.tabular.sums import ASKED
 
 log = logging.getLogger("undrift")
 Answers = dict[int, Sums]  # by client
-
-
-class Terms(NamedTuple):
-    """What an experiment says of its table."""
-
-    schema: Schema
-    least: int  # rows of a holder that name a level
-    standardise: bool
 
 
 class Preparing:
@@ -51,13 +46,12 @@ class Preparing:
         self.exchange, self.plan, self.clients = exchange, plan, clients
 
     # -- questions -----------------------------------------------------------------------------
-    def agree(self, terms: Terms, sizes: Mapping[int, int]) -> tuple[Preparation, dict[int, int]]:
+    def agree(self, asked: Asked, sizes: Mapping[int, int]) -> tuple[Preparation, dict[int, int]]:
         """Make a preparation of everybody's sums; give whose sums are in it, with their sizes."""
-        asked = first_question(terms.least)
-        log.info("preparing: question 1 of %d", 3 if _needs_bins(terms.schema) else 2)
-        first = self._answers(asked, terms.schema, sizes, {})
+        schema = asked.schema
+        first = self._answers(first_question(asked.least), schema, sizes)
         while True:
-            found = self._follow(terms, first, sizes)
+            found = self._follow(schema, first, sizes)
             here = set.intersection(*(set(one) for one in found))
             if here == set(first):
                 break
@@ -67,21 +61,17 @@ class Preparing:
                 "nobody answered about its table: look into refused.jsonl and the nodes' logs"
             )
         totals = [_total(one) for one in found]
-        made = prepare(terms.schema, *totals, standardise=terms.standardise)
+        made = prepare(schema, *totals, standardise=asked.standardise)
         return made, {client: sizes[client] for client in sorted(first)}
 
-    def _follow(self, terms: Terms, first: Answers, sizes: Mapping[int, int]) -> list[Answers]:
-        """Ask what follows from the first answers."""
+    def _follow(self, schema: Schema, first: Answers, sizes: Mapping[int, int]) -> list[Answers]:
+        """Ask what follows from the first answers, as long as somebody answers."""
         found = [first]
-        questions: list[Callable[[], Question | None]] = [
-            lambda: second_question(_total(first)),
-            lambda: third_question(terms.schema, _total(first), _total(found[1])),
-        ]
-        for number, question in enumerate(questions, 2):
-            asked = question() if found[-1] else None
-            if asked is not None:
-                log.info("preparing: question %d of %d", number, _count(terms.schema))
-                found.append(self._answers(asked, terms.schema, sizes, found[-1], first))
+        while found[-1] and len(found) < _questions(schema):
+            totals = [_total(one) for one in found]
+            asked = second_question(*totals) if len(found) == 1 else third_question(schema, *totals)
+            assert asked is not None, "_questions counts them"
+            found.append(self._answers(asked, schema, {i: sizes[i] for i in found[-1]}, first))
         return found
 
     def _answers(
@@ -89,12 +79,12 @@ class Preparing:
         question: Question,
         schema: Schema,
         sizes: Mapping[int, int],
-        who: Iterable[int],
         first: Answers | None = None,
     ) -> Answers:
-        ids = sorted(who or sizes)
+        number, of = ASKED.index(question.asks) + 1, _questions(schema)
+        log.info("preparing: question %d of %d to %d clients", number, of, len(sizes))
         form = Form(EMPTY, limit("letter_bytes"))
-        got = self._ask("sums", 0, question.to_json(), form, ids)
+        got = self._ask("sums", 0, question.to_json(), form, sorted(sizes))
         found: Answers = {}
         for client, one in sorted(got.items()):
             mine = None if first is None else first[client]
@@ -120,8 +110,6 @@ class Preparing:
 
     def hand_out_model(self, data: bytes, round: int, ids: Iterable[int]) -> set[int]:
         """Give nodes the last model; tell which clients have it now."""
-        import torch
-
         file = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         told = {"bytes": len(data)}
         return set(self._ask("model", round, told, Form(EMPTY), sorted(ids), {"file": file}))
@@ -150,9 +138,7 @@ def _total(answers: Answers) -> Sums:
     return reduce(add, (answers[client] for client in sorted(answers)))
 
 
-def _needs_bins(schema: Schema) -> bool:
-    return any(getattr(kind, "fill", None) == "median" for _, kind in schema.features)
-
-
-def _count(schema: Schema) -> int:
-    return len(ASKED) if _needs_bins(schema) else len(ASKED) - 1
+def _questions(schema: Schema) -> int:
+    """Count the questions that a schema needs: the last one is about medians."""
+    medians = any(getattr(kind, "fill", None) == "median" for _, kind in schema.features)
+    return len(ASKED) if medians else len(ASKED) - 1

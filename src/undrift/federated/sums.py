@@ -56,9 +56,9 @@ def _check_series(made: Sums, schema: Schema) -> None:
             raise Malformed(f"{name!r}: a sum of {total:.6g} over {cells:g} cells")
     for name, kind in schema.features:
         year = year_of(name)
-        if isinstance(kind, Date) and year in made.series:
-            if made.series[year][:2] != made.series[name][:2]:
-                raise Malformed(f"{name!r}: its years are not as many as its dates")
+        dated = isinstance(kind, Date) and year in made.series
+        if dated and made.series[year][:2] != made.series[name][:2]:
+            raise Malformed(f"{name!r}: its years are not as many as its dates")
 
 
 def _check_levels(made: Sums, schema: Schema, least: int) -> None:

@@ -28,6 +28,10 @@ class Answering:
         """Answer a request that is for this node."""
         raise NotImplementedError
 
+    def knows(self, plan: str) -> bool:
+        """Whether a plan is this node's."""
+        return plan == self.plan
+
     def answer(self, common: bytes, own: bytes) -> bytes:
         """Answer one request; what goes wrong is an answer too, without a word about the data."""
         try:
@@ -55,7 +59,7 @@ class Answering:
         asked_who = mine.phase == "hello" and mine.client == ANYBODY
         if mine.client != self.client and not asked_who:
             raise FederationError(f"this node is client {self.client}, not {mine.client}")
-        if down.plan != self.plan:
+        if not self.knows(down.plan):
             raise FederationError(
                 f"this node's experiment is {self.plan[:12]!r}, the server's {down.plan[:12]!r}: "
                 "install the same files on both sides"

@@ -31,7 +31,8 @@ from undrift.federated.declared import read_example, read_keys, read_names
 from undrift.federated.enrol import Door
 from undrift.federated.exchange import Patience
 from undrift.federated.node import Node
-from undrift.federated.table_node import TableNode
+from undrift.federated.shelf import mark_of
+from undrift.federated.table_node import TableNode, written
 from undrift.sources.examples import Examples, Info
 from undrift.tabular import Frame, Preparation
 from undrift.tabular.holders import Asked, experiments_rows, is_a_table, own_rows
@@ -89,7 +90,9 @@ class Project:
         code = describe_own(there, self.experiment.home)
         shape = [None, 0] if self.asked is not None else [self.example.words(), self.classes]
         told = [table, self.clients, *shape, __version__, code]
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        name = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        made = self.preparation
+        return name if made is None else f"{name}:{mark_of(written(made))}"
 
     def task(self) -> Task:
         """Make the task, without an example."""

@@ -19,7 +19,7 @@ from undrift.errors import DataError, FederationError
 from undrift.federated.answering import Answering
 from undrift.federated.letters import Down, DownOwn, Up, words
 from undrift.federated.node import Node
-from undrift.federated.shelf import Shelf
+from undrift.federated.shelf import Shelf, mark_of
 from undrift.federated.wire import Form, pack, unpack
 from undrift.guarded.limits import check
 from undrift.guarded.text import parse_json
@@ -28,6 +28,7 @@ from undrift.tabular.sums import ASKED, series_names
 from undrift.using import exported
 
 log = logging.getLogger("undrift")
+ANOTHER = "this node holds another preparation of this run: begin a new run, in another folder"
 
 
 class TableNode(Answering):
@@ -63,7 +64,14 @@ class TableNode(Answering):
         known = {"sums": self._sums, "prepare": self._prepare, "model": self._model}
         if mine.phase in known:
             return pack(EMPTY, words(known[mine.phase](down, common, up)))
+        _, _, mark = down.plan.partition(":")
+        if mark != mark_of(written(self.preparation(mine.run))):
+            raise FederationError(ANOTHER)
         return self._trained(mine.run).answer(common, own)
+
+    def knows(self, plan: str) -> bool:
+        """Whether a plan is this node's; in rounds it names the preparation, too."""
+        return plan.partition(":")[0] == self.plan
 
     # -- before the first round ----------------------------------------------------------------
     def _sums(self, down: Down, common: bytes, up: Up) -> Up:
@@ -86,13 +94,10 @@ class TableNode(Answering):
             raise FederationError(f"sent no preparation: {error}") from error
         if found.schema != self.schema:
             raise FederationError("sent a preparation of other columns than the experiment has")
-        shelf, data = Shelf(self.folder, down.run), _written(found)
+        shelf, data = Shelf(self.folder, down.run), written(found)
         before = shelf.note("preparation")
         if before is not None and before != data:
-            raise FederationError(
-                "this node holds another preparation of this run: begin a new run, in another "
-                "folder"
-            )
+            raise FederationError(ANOTHER)
         found.encode(self.frame, torch.arange(min(2, self.size)).numpy())  # it fits, or says why
         if before is None:
             shelf.keep_note("preparation", data)
@@ -135,5 +140,6 @@ def _asked(down: Down) -> Question:
         raise FederationError(f"sent no question: {error}") from error
 
 
-def _written(preparation: Preparation) -> bytes:
+def written(preparation: Preparation) -> bytes:
+    """Write a preparation, always the same."""
     return json.dumps(preparation.to_json(), sort_keys=True).encode()

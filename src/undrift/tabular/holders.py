@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from undrift.data.partitions import per_client_test
+from undrift.errors import DataError
 from undrift.tabular.frames import Frame, typed_columns
+from undrift.tabular.growing import RawTable
 from undrift.tabular.problems import Problems
-from undrift.tabular.reading import header_problems, open_table, read, wish_of
+from undrift.tabular.reading import TableFile, header_problems, open_table, read, wish_of
 from undrift.tabular.schema import Schema
 from undrift.tabular.source import Settings, settings, split, table, whole_rows
 from undrift.tabular.sums import LEAST
@@ -74,30 +76,40 @@ def own_rows(source: Any, asked: Asked, client: int) -> Frame:
         if name not in opened.names:
             problems.add(f"[columns] names the column {name!r}, which is not there")
     problems.check()
-    raw = read(opened, {n: wish_of(asked.schema[n]) for n in asked.schema.names},
-               asked.settings.missing)  # fmt: skip
+    raw = _read(opened, asked.schema, problems)
     columns = typed_columns(
         {name: raw.columns[name] for name in asked.schema.names}, asked.schema, raw.place, problems
     )
     frame = Frame(columns, raw.place)
+    _note_classes(frame, asked.schema, problems)
     frame = whole_rows(frame, None, (), asked.settings, problems).frame
-    _check_classes(frame, asked.schema)
     return _trained_on(frame, asked, client)
 
 
-def _check_classes(frame: Frame, schema: Schema) -> None:
-    """Refuse classes that [columns] does not name: nobody else could."""
-    levels = getattr(schema.goal, "levels", None)
+def _read(opened: TableFile, schema: Schema, problems: Problems) -> RawTable:
+    """Read a table; where a number is none, as texts: so all that is wrong is found at once."""
+    try:
+        return read(opened, {n: wish_of(schema[n]) for n in schema.names}, schema.missing)
+    except DataError as error:
+        try:
+            raw = read(opened, dict.fromkeys(schema.names, "texts"), schema.missing)
+            columns = typed_columns(raw.columns, schema, raw.place, problems)
+            _note_classes(Frame(columns, raw.place), schema, problems)
+        except DataError:
+            raise error from None
+        problems.check()
+        raise
+
+
+def _note_classes(frame: Frame, schema: Schema, problems: Problems) -> None:
+    """Note classes that [columns] does not name: nobody else could."""
+    levels: tuple[str, ...] = getattr(schema.goal, "levels", None) or ()
     column = frame[schema.target]
-    if levels is None or column.names is None:
-        return
-    problems = Problems(frame.place.source)
-    for code, name in enumerate(column.names):
+    for code, name in enumerate((column.names or ()) if levels else ()):
         rows = np.flatnonzero(column.values == code)
         if len(rows) and name not in levels:
             what = f"{name!r} is no class that [columns] names: {', '.join(levels[:8])}"
             problems.cells(frame.place, rows, schema.target, what)
-    problems.check()
 
 
 def _trained_on(frame: Frame, asked: Asked, client: int) -> Frame:

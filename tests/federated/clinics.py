@@ -45,6 +45,8 @@ epochs = 1
 batch = 16
 [task]
 dtype = "float64"
+[evaluate]
+clients = true
 """
 
 

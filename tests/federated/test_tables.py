@@ -60,6 +60,12 @@ def test_sites_are_named_where_the_model_is_judged(done):
     folder, _ = done
     told = json.loads((folder / "run" / "evaluation.json").read_text())
     assert {row["site"] for row in told["sites"]} == set(SITES)
+    both = [
+        [json.loads(line)["client_accuracy_worst"]
+         for line in (folder / run / "rounds.jsonl").read_text().splitlines()]
+        for run in ("run", "simulated")
+    ]  # fmt: skip
+    assert both[0] == both[1]
     assert json.loads((folder / "run" / "model.json").read_text())["client_names"] == sorted(SITES)
 
 

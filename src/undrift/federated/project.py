@@ -179,11 +179,11 @@ def check_deployable(experiment: Experiment) -> None:
             "task.class_weights = 'balanced' needs everybody's counts of classes in one place: "
             "write the weights as a list"
         )
-    beyond = set(evaluate.models) != {"cloud"} or evaluate.drift or evaluate.clients
+    beyond = set(evaluate.models) != {"cloud"} or evaluate.drift
     if beyond or hold.validation_clients or hold.client_test:
         raise ConfigError(
-            "a deployed run is judged by its server's model alone: evaluate.models, drift, clients "
-            "and hold need everybody's examples in one place"
+            "a deployed run is judged by its server's model alone: evaluate.models, drift and hold "
+            "need everybody's examples in one place"
         )
 
 

@@ -12,8 +12,7 @@ import torch
 from undrift.errors import EmptyRoundError
 from undrift.experiment.blueprint import files_of
 from undrift.experiment.events import Listener
-from undrift.experiment.exam import Paper
-from undrift.experiment.exams import exams_of
+from undrift.experiment.exams import exams_of, papers_of, sites_of
 from undrift.experiment.folder import RunFolder
 from undrift.experiment.history import History
 from undrift.experiment.losses import meaning_of
@@ -28,7 +27,6 @@ from undrift.federated.project import Project
 from undrift.federated.server import Coordinator, new_run
 from undrift.federated.tables import Tables
 from undrift.interrupts import Shield
-from undrift.metrics import Sites
 from undrift.rounds import Advance
 from undrift.sources.examples import Examples
 from undrift.state import disk
@@ -131,13 +129,11 @@ class DeployedJob(Job):
             return Measure(coordinator, settings.evaluate, {})
         examples, dealt = self._examined()
         y = examples.test_x.flatten(1) if settings.task.target == "input" else examples.test_y
-        paper = Paper(examples.test_x, y)
         task, evaluate = coordinator.task, settings.evaluate
-        meaning, papers = meaning_of(settings, examples, task), {"test": paper}
+        meaning = meaning_of(settings, examples, task)
+        papers = papers_of(evaluate, dealt, examples, (examples.train_y, y))
         exams = exams_of(task, papers, evaluate, meaning, coordinator.engine.device)
-        owner = dealt.owner
-        sites = {} if owner is None else {"test": Sites(owner.cpu(), dealt.site_names())}
-        return Measure(coordinator, evaluate, exams, meaning, sites)
+        return Measure(coordinator, evaluate, exams, meaning, sites_of(dealt, papers))
 
 
 def run_deployed(

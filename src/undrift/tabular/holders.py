@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from undrift.data.partitions import per_client_test
-from undrift.errors import DataError
 from undrift.tabular.frames import Frame, typed_columns
-from undrift.tabular.growing import RawTable
 from undrift.tabular.problems import Problems
-from undrift.tabular.reading import TableFile, header_problems, open_table, read, wish_of
+from undrift.tabular.reading import header_problems, open_table, read, wish_of
 from undrift.tabular.schema import Schema
 from undrift.tabular.source import Settings, settings, split, table, whole_rows
 from undrift.tabular.sums import LEAST
@@ -76,7 +74,8 @@ def own_rows(source: Any, asked: Asked, client: int) -> Frame:
         if name not in opened.names:
             problems.add(f"[columns] names the column {name!r}, which is not there")
     problems.check()
-    raw = _read(opened, asked.schema, problems)
+    wishes = {name: wish_of(asked.schema[name]) for name in asked.schema.names}
+    raw = read(opened, wishes, asked.settings.missing, problems)
     columns = typed_columns(
         {name: raw.columns[name] for name in asked.schema.names}, asked.schema, raw.place, problems
     )
@@ -84,21 +83,6 @@ def own_rows(source: Any, asked: Asked, client: int) -> Frame:
     _note_classes(frame, asked.schema, problems)
     frame = whole_rows(frame, None, (), asked.settings, problems).frame
     return _trained_on(frame, asked, client)
-
-
-def _read(opened: TableFile, schema: Schema, problems: Problems) -> RawTable:
-    """Read a table; where a number is none, as texts: so all that is wrong is found at once."""
-    try:
-        return read(opened, {n: wish_of(schema[n]) for n in schema.names}, schema.missing)
-    except DataError as error:
-        try:
-            raw = read(opened, dict.fromkeys(schema.names, "texts"), schema.missing)
-            columns = typed_columns(raw.columns, schema, raw.place, problems)
-            _note_classes(Frame(columns, raw.place), schema, problems)
-        except DataError:
-            raise error from None
-        problems.check()
-        raise
 
 
 def _note_classes(frame: Frame, schema: Schema, problems: Problems) -> None:

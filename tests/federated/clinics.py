@@ -77,6 +77,7 @@ def write(path: Path, rows: list[list[str]], header: list[str]) -> Path:
 
 
 def experiment(folder: Path, *changes: str, columns: str = COLUMNS) -> Experiment:
+    folder.mkdir(exist_ok=True)
     write(folder / "clinics.csv", cells(), HEADER)
     (folder / "clinics.toml").write_text(EXPERIMENT + columns)
     [made] = load(folder / "clinics.toml", list(changes))

@@ -287,9 +287,9 @@ def test_nobody_s_answer_is_an_error(tmp_path):
 
 
 # ---- what a curious server is not told -----------------------------------------------------------
-def asked(one, told, phase="sums"):
-    run = new_run()
-    common = pack(EMPTY, words(Down(phase, run, 0, "", 3, 0, told)))
+def asked(one, told, phase="sums", run=None, plan=""):
+    run = new_run() if run is None else run
+    common = pack(EMPTY, words(Down(phase, run, 0, plan, 3, 0, told)))
     own = pack(EMPTY, words(DownOwn(phase, run, 0, one.client, FRESH)))
     return words_of(one.answer(common, own), 10**7)
 
@@ -320,3 +320,25 @@ def test_a_node_answers_its_experiments_questions_alone(told, tmp_path):
 def test_without_a_preparation_a_node_does_not_train(phase, tmp_path):
     found = asked(node(0, tmp_path), {"bytes": 0}, phase)["failed"]
     assert "not on this node yet" in found or "Malformed" in found or "DataError" in found
+
+
+def test_a_node_reads_a_long_question_and_no_other_long_words(tmp_path):
+    one, long = node(0, tmp_path), {"asks": "counts", "least": 5}
+    long["given"] = {f"column {i}": [] for i in range(8000)}
+    assert "asked about columns" in asked(one, long)["failed"]
+    assert "unreadable" in asked(one, long, "train")["failed"]
+
+
+def test_a_node_keeps_to_the_first_preparation_of_a_run(tmp_path):
+    talk = Talk(tmp_path)
+    made, sizes = talk.agree()
+    one, other = talk.nodes[0], replace(made, rows=made.rows + 1)
+    assert talk.preparing.hand_out(made, sizes) == {0, 1, 2}
+    assert talk.preparing.hand_out(made, sizes) == {0, 1, 2}
+    assert talk.preparing.hand_out(other, sizes) == set()
+    causes = {refused.cause for refused in talk.refusals.refused}
+    assert len(causes) == 1 and "another preparation" in causes.pop()
+    for plan in ("", ":", f":{'0' * 32}"):
+        failed = asked(one, {}, "train", talk.run, plan)["failed"]
+        assert "another preparation" in failed
+    assert "experiment is" in asked(one, {}, "train", talk.run, "x:")["failed"]

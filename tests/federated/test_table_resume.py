@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 
@@ -9,9 +10,10 @@ import pytest
 
 from federated.clinics import brief, deployed, furthest, own_files, preparation
 from federated.test_hostile import Wire
-from undrift.errors import ChangedExperiment, CheckpointError, EmptyRoundError
+from undrift.core.tree import EMPTY
+from undrift.errors import ChangedExperiment, CheckpointError, EmptyRoundError, FederationError
 from undrift.federated.running import run_deployed
-from undrift.federated.wire import words_of
+from undrift.federated.wire import pack, words_of
 from undrift.state import disk
 
 
@@ -221,3 +223,34 @@ def test_a_node_that_is_gone_at_the_end_gets_the_model_by_the_same_command(
     nodes.handlers.update(there)
     run_deployed(project, nodes, tmp_path / "run")
     assert list((tmp_path / "state" / "client-3").rglob("model.safetensors"))
+
+
+def test_whose_sums_were_refused_takes_no_part_in_the_run(steady, tmp_path):
+    folder, project = steady
+
+    def lying(phase, answer):
+        if phase != "sums" or answer.node != 71:
+            return [answer]
+        letter = words_of(answer.data, 10**7)
+        return [answer._replace(data=pack(EMPTY, {**letter, "told": {}}))]
+
+    nodes = own_files(folder, project, tmp_path / "state", True)
+    history = run_deployed(project, Wire(nodes, lying), tmp_path / "run")
+    members = json.loads((tmp_path / "run" / "members.json").read_text())
+    assert set(members["sizes"]) == {"0", "2", "3"}
+    assert [r["clients"] for r in history] == [[0, 2, 3]] * 2
+    assert preparation(tmp_path / "run")["rows"] == sum(members["sizes"].values())
+
+
+def test_too_few_silos_with_sums_are_an_error(steady, tmp_path):
+    folder, project = steady
+
+    def silent(phase, answer):
+        return [] if phase == "sums" and answer.node != 71 else [answer]
+
+    nodes = own_files(folder, project, tmp_path / "state", True)
+    hasty = brief(project)
+    hasty = dataclasses.replace(hasty, patience=hasty.patience._replace(seconds=1.0))
+    with pytest.raises(FederationError, match="1 of 4 clients told of their tables"):
+        run_deployed(hasty, Wire(nodes, silent), tmp_path / "run")
+    assert not (tmp_path / "run" / "members.json").exists()

@@ -118,6 +118,9 @@ def test_numbers_to_predict_are_scaled_by_sums_too(tmp_path):
     fl.run(project.experiment, tmp_path / "simulated")
     assert_close(preparation(tmp_path / "run"), preparation(tmp_path / "simulated"))
     assert preparation(tmp_path / "run")["target"]["std"] > 10
+    rows = own_file(tmp_path, 1)
+    ours, theirs = (fl.load_model(tmp_path / n)(rows).outputs for n in ("run", "simulated"))
+    assert abs(ours - theirs).max() < 1e-9 * abs(theirs).max() and theirs.mean() > 10
     assert furthest(tmp_path / "run", tmp_path / "simulated") <= 1e-9
 
 
@@ -221,3 +224,14 @@ def test_bad_cells_are_named_on_the_node_and_nowhere_else(tmp_path, caplog):
     for path in (tmp_path / "run").rglob("*"):
         assert path.is_dir() or b"4711-secret" not in path.read_bytes(), path
     assert set(json.loads((tmp_path / "run/members.json").read_text())["sizes"]) == {"0", "2", "3"}
+
+
+def test_classes_are_balanced_by_the_counts_of_all_silos(tmp_path):
+    settings = ["task.class_weights=balanced", "rounds=1"]
+    project = deployed(tmp_path, *settings)
+    run_deployed(project, own_files(tmp_path, project, tmp_path / "state", True), tmp_path / "run")
+    fl.run(project.experiment, tmp_path / "simulated")
+    assert furthest(tmp_path / "run", tmp_path / "simulated") <= 1e-9
+    plain = deployed(tmp_path / "plain", "rounds=1")
+    fl.run(plain.experiment, tmp_path / "unweighted")
+    assert furthest(tmp_path / "run", tmp_path / "unweighted") > 1e-3

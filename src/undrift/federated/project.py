@@ -20,6 +20,7 @@ from undrift.data import Federation
 from undrift.data.checks import check_whole
 from undrift.describe import describe_own
 from undrift.errors import ConfigError, DataError, FederationError, UndriftError
+from undrift.experiment.losses import balanced_weights
 from undrift.experiment.sections import Choice
 from undrift.experiment.spec import Experiment
 from undrift.experiment.tables import read_table
@@ -96,7 +97,15 @@ class Project:
 
     def task(self) -> Task:
         """Make the task, without an example."""
-        return make_task(self.experiment, self.blank())
+        return make_task(self._weighted(), self.blank())
+
+    def _weighted(self) -> Experiment:
+        """Give the experiment with balanced class weights as numbers: sums tell the counts."""
+        experiment, made = self.experiment, self.preparation
+        if made is None or experiment.task.class_weights != "balanced":
+            return experiment
+        weights = tuple(balanced_weights(made.target.counts))
+        return replace(experiment, task=replace(experiment.task, class_weights=weights))
 
     def blank(self) -> Examples:
         """Make one example of zeros, as silos have them."""
@@ -174,10 +183,11 @@ def is_table(experiment: Experiment) -> bool:
 def check_deployable(experiment: Experiment) -> None:
     """Refuse what needs everybody's examples or states in one place."""
     evaluate, hold = experiment.evaluate, experiment.hold
-    if experiment.task.class_weights == "balanced":
+    table = is_table(experiment) and experiment.columns is not None
+    if experiment.task.class_weights == "balanced" and not table:
         raise ConfigError(
-            "task.class_weights = 'balanced' needs everybody's counts of classes in one place: "
-            "write the weights as a list"
+            "task.class_weights = 'balanced' needs everybody's counts of classes, which only "
+            "tables with [columns] tell: write the weights as a list"
         )
     beyond = set(evaluate.models) != {"cloud"} or evaluate.drift
     if beyond or hold.validation_clients or hold.client_test:

@@ -117,4 +117,4 @@ def test_no_example_and_no_state_is_sent(tmp_path):
         *("0.total", "0.uploads", "0.buffers", "0.path", "0.count"),
         *("1.notes", "1.counters", "1.accepted", "1.steps", "1.loss", "1.scores", "1.length"),
     }
-    assert server.store.row_floats == 4  # which report was counted, and the norm of its change
+    assert server.store.row_floats == 5  # which report was counted, and two norms of what came

@@ -180,6 +180,13 @@ def test_changes_may_shrink_apart():
     assert list(too_long(norms, [1.0] * 3, 10.0, before=0.0)) == [2]
 
 
+def test_a_silo_that_takes_part_for_the_first_time_is_no_suspect():
+    """Its control variate begins at 0 and changes a lot; that of the others changes little."""
+    norms = {i: {CHANGE: 1.0, "uploads.0": u} for i, u in enumerate((1e-3, 1e-3, 0.5))}
+    assert too_long(norms, [1.0] * 3, 10.0, before=1.0, beside=0.4) == {}
+    assert list(too_long(norms, [1.0] * 3, 10.0, before=1.0)) == [2]
+
+
 def test_who_does_much_may_send_much():
     norms = {0: {CHANGE: 1.0}, 1: {CHANGE: 1.0}, 2: {CHANGE: 90.0}}
     assert too_long(norms, [1.0, 1.0, 10.0], 10.0, 0.0) == {}

@@ -70,19 +70,25 @@ class Held:
 
 
 def too_long(
-    norms: Mapping[int, Mapping[str, float]], work: ArrayLike, factor: float, before: float
+    norms: Mapping[int, Mapping[str, float]],
+    work: ArrayLike,
+    factor: float,
+    before: float,
+    beside: float = 0.0,
 ) -> dict[int, str]:
     """Find the clients of whom something is far longer than the cohort's median, and say what.
 
     `work` tells how much each of them does, and `before` the median of the changes that were
     counted last: the only measure where one report has come.  What is sent beside the change may
-    be `factor` squared times as long: some rows are squares of changes.
+    be `factor` squared times as long: some rows are squares of changes.  `beside` is the median of
+    the longest of it that silos have sent so far: a control variate is long in a silo's first
+    report and short in all others.
     """
     found: dict[int, str] = {}
     for name in {name: None for sent in norms.values() for name in sent}:
         lengths = [sent[name] for sent in norms.values()]
         typical = middle(lengths) if sum(length > 0 for length in lengths) > 1 else 0.0
-        typical = max(typical, before) if name == CHANGE else typical
+        typical = max(typical, before if name == CHANGE else beside)
         if not typical:
             continue  # nobody knows what is usual
         allowed = bounds(typical, work, factor if name == CHANGE else factor**2).tolist()

@@ -47,11 +47,11 @@ class Counted(NamedTuple):
     round: Tensor  # int64
     mark: Tensor  # [2] int64: the 16 bytes that name the report
     length: Tensor  # float64: the norm of its change
+    beside: Tensor  # float64: the largest norm of all else that its counted reports have held
 
 
-NEVER = Counted(
-    torch.tensor(-1), torch.zeros(2, dtype=torch.int64), torch.zeros((), dtype=torch.float64)
-)
+NOTHING = torch.zeros((), dtype=torch.float64)
+NEVER = Counted(torch.tensor(-1), torch.zeros(2, dtype=torch.int64), NOTHING, NOTHING)
 
 
 class Sheet(NamedTuple):
@@ -136,7 +136,8 @@ class Remote(Engine):
             nobody: Report = self.forms["train"].zeros()[0]
             doubled = tree_map(lambda v: v.double(), nobody)
             return Outcome(doubled, rows, sheet.broadcast, clients)
-        self.store.stage([one.client for one in taken], _counted(work.round, taken))
+        past: Counted = self.store.gather([one.client for one in taken])
+        self.store.stage([one.client for one in taken], _counted(work.round, taken, past))
         return Outcome(total.result(), rows, sheet.broadcast, clients)
 
     def after(self, algo: Algorithm, server: Server, work: Assignment) -> tuple[Tree, ...]:
@@ -174,8 +175,9 @@ class Remote(Engine):
         norms = {work.ids[c]: held.accepted[work.ids[c]].norms for c in here}
         counted: Counted = self.store.gather(self.store.seen)
         factor, before = self.exchange.limits.relative, middle(counted.length)
+        beside = middle(counted.beside) if phase == "train" else 0.0
         longer = np.maximum(steps / (middle(steps) or 1.0), size)
-        for client, cause in too_long(norms, longer, factor, before).items():
+        for client, cause in too_long(norms, longer, factor, before, beside).items():
             held.drop(client)
             self._refuse(client, work.round, phase, cause)
 
@@ -261,10 +263,12 @@ def mark_as(text: str) -> Tensor:
     return torch.frombuffer(bytearray.fromhex(text), dtype=torch.int64).clone()
 
 
-def _counted(round: int, taken: Sequence[Accepted]) -> Counted:
+def _counted(round: int, taken: Sequence[Accepted], past: Counted) -> Counted:
     marks = torch.stack([mark_as(one.mark) for one in taken])
     lengths = torch.tensor([one.norms[CHANGE] for one in taken], dtype=torch.float64)
-    return Counted(torch.full((len(taken),), round, dtype=torch.int64), marks, lengths)
+    sent = [max((v for n, v in one.norms.items() if n != CHANGE), default=0.0) for one in taken]
+    beside = torch.maximum(past.beside, torch.tensor(sent, dtype=torch.float64))
+    return Counted(torch.full((len(taken),), round, dtype=torch.int64), marks, lengths, beside)
 
 
 def _put(rows: Tree, place: int, row: Tree) -> None:

@@ -31,4 +31,6 @@ def parse_tensors(data: bytes) -> tuple[dict[str, str], dict[str, Tensor]]:
             raise ValueError("its texts are no texts")
         return dict(texts), load(data)
     except (SafetensorError, AttributeError, KeyError, ValueError, TypeError, RuntimeError) as e:
-        raise Unreadable(f"this is no safetensors file, or it was cut off ({e})") from e
+        # where its names end is chance: safetensors writes them in any order
+        why = "" if isinstance(e.__cause__, json.JSONDecodeError) else f" ({e})"
+        raise Unreadable(f"this is no safetensors file, or it was cut off{why}") from e

@@ -10,7 +10,7 @@ from typing import Any
 
 from undrift.cli.common import Commands, add_trust, finite, say
 from undrift.errors import ConfigError, unknown_name
-from undrift.experiment.comparison import comparison_of
+from undrift.experiment.comparison import aim_of, comparison_of
 from undrift.experiment.folder import find_runs, open_run, whole_history
 from undrift.experiment.measure import watched
 from undrift.experiment.spec import Experiment
@@ -120,9 +120,10 @@ def do_report(chosen: argparse.Namespace) -> int:
     _check_one(experiments, folder)
     if not runs:
         raise ConfigError(f"{folder} holds no run: give the folder that `--out` named")
-    target = experiments[0].evaluate.target if chosen.target is None else chosen.target
+    usual = experiments[0].evaluate.target
+    aim = aim_of(runs[0][2], chosen.metric, chosen.target, usual)
     order = _order(folder, chosen.baseline, [label for label, _, _ in runs])
-    comparison = comparison_of(experiments[0].name, runs, target, chosen.metric, order)
+    comparison = comparison_of(experiments[0].name, runs, aim.target, aim.metric, order)
     say(comparison.text())
     command = shlex.join(["undrift", "report", chosen.folder])
     say("\n" + "\n".join(map(str, write_results(folder, comparison, reported, command))))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from undrift.core.losses import shares
+from undrift.core.losses import OF_CLASSES, shares
 from undrift.core.task import Buffers, Task, Vec
 from undrift.errors import DataError
 from undrift.judging import Recorded, forward_seldom
@@ -180,7 +180,7 @@ def _check_values(paper: Paper) -> None:
 
 
 def _check_classes(task: Task, paper: Paper) -> None:
-    if task.loss_name != "cross_entropy" or paper.y.is_floating_point():
+    if task.loss_name not in OF_CLASSES or paper.y.is_floating_point():
         return
     try:
         outputs = task.outputs(paper.x[:1])

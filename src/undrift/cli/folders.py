@@ -10,7 +10,7 @@ from typing import Any
 
 from undrift.cli.common import Commands, add_trust, finite, say
 from undrift.errors import ConfigError, unknown_name
-from undrift.experiment.comparison import aim_of, comparison_of
+from undrift.experiment.comparison import aim_of, aligned, comparison_of
 from undrift.experiment.folder import find_runs, open_run, whole_history
 from undrift.experiment.measure import watched
 from undrift.experiment.spec import Experiment
@@ -31,6 +31,9 @@ def add_commands(commands: Commands) -> None:
         metavar="NAME=VALUE",
         help="judge otherwise, e.g. evaluate.batch=64",
     )
+    evaluate.add_argument(
+        "--json", action="store_true", help="print evaluation.json: all metrics, curves, sites"
+    )
     add_trust(evaluate)
     evaluate.set_defaults(action=do_evaluate)
     report = commands.add_parser("report", help="write table, pictures and page of a folder anew")
@@ -43,7 +46,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def do_evaluate(chosen: argparse.Namespace) -> int:
-    """Judge the newest checkpoint of a run: every class and, where there are any, every client."""
+    """Judge the newest checkpoint of a run: every class, and every site by its name."""
     folder = open_run(chosen.run)
     table = folder.table() or {}
     if "trainer" in table:
@@ -65,8 +68,19 @@ def do_evaluate(chosen: argparse.Namespace) -> int:
     world = build(experiment, folder.rows)
     if not world.trainer.load(folder.checkpoint):
         raise ConfigError(f"{chosen.run} has no checkpoint yet: `undrift run` it first")
+    whole = world.measure.whole()
+    folder.write_evaluation(whole)
+    if chosen.json:
+        print((folder.path / "evaluation.json").read_text("utf-8") if whole else "null", end="")
+        return 0
     say(f"{table['name']}, {table['label']}, after round {world.trainer.rounds_done}")
-    _show(world.measure.judged(), world.dealt.examples.info.class_names)
+    judged = world.measure.judged()
+    _show(judged, world.dealt.examples.info.class_names)
+    if whole is not None:
+        prefix = whole["examples_of"]
+        more = {f"{prefix}_{n}": v for n, v in whole["metrics"].items()}
+        _show({n: v for n, v in more.items() if n not in judged}, ())
+        _show_sites(whole)
     return 0
 
 
@@ -75,9 +89,28 @@ def _show(found: dict[str, Any], class_names: tuple[str, ...]) -> None:
         if isinstance(value, list):
             names = class_names or tuple(str(i) for i in range(len(value)))
             for one, score in zip(names, value, strict=True):
-                say(f"  {name} {one}: {'-' if score is None else format(score, '.4f')}")
+                say(f"  {name} {one}: {_digits(score)}")
         else:
-            say(f"  {name}: {value:.4f}")
+            say(f"  {name}: {_digits(value)}")
+
+
+def _show_sites(whole: dict[str, Any]) -> None:
+    """Print each site and its metrics, the worst first."""
+    if not whole.get("sites"):
+        return
+    metrics = list(whole["metrics"])
+    head = ["site", "examples", *metrics]
+    rows = [
+        [row["site"], str(row["examples"]), *(_digits(row[name]) for name in metrics)]
+        for row in whole["sites"]
+    ]
+    say(f"\nSites by {metrics[0]}, the worst first:")
+    for line in aligned([head, *rows]):
+        say(f"  {line}")
+
+
+def _digits(value: float | None) -> str:
+    return "-" if value is None else format(value, ".4f")
 
 
 def _check_one(experiments: list[Experiment], folder: Path) -> None:

@@ -7,6 +7,7 @@ preparation.json     of a table: how its columns become numbers
 plan.json            choices of the engine that decide rounding
 rounds.jsonl         one line per round, only ever appended to
 model.safetensors    loads into the plain nn.Module
+evaluation.json      every metric of that model, curves, and each site by name
 checkpoint/          where a killed run goes on
 policy-*             a copy of the policy that steers it, where one does
 summary.json         written when the run is complete
@@ -96,7 +97,8 @@ class RunFolder:
             for source in set(_policies(table)) - set(_policies(old)):
                 self._write(*copy_of_policy(source))
             self._write_table(table)
-        disk.remove(self.path / "summary.json")
+        for name in ("summary.json", "evaluation.json"):
+            disk.remove(self.path / name)
 
     def check(self, table: Table) -> None:
         """Refuse a folder of another experiment, with the difference, and of other files."""
@@ -293,6 +295,18 @@ class RunFolder:
         """Write the weights under the module's own names."""
         tensors = {n: t.detach().cpu().contiguous().clone() for n, t in module.state_dict().items()}
         self._write("model.safetensors", save(tensors))
+
+    def write_evaluation(self, evaluation: Mapping[str, Any] | None) -> None:
+        """Write how good the model is; where nothing was judged there is no file."""
+        if evaluation is None:
+            disk.remove(self.path / "evaluation.json")
+        else:
+            self._write_json("evaluation.json", evaluation)
+
+    def evaluation(self) -> dict[str, Any] | None:
+        """Read how good the model is; None where it was not judged."""
+        path = self.path / "evaluation.json"
+        return _parse_json(_read(path), str(path)) if path.is_file() else None
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         """Write the engine's choices."""

@@ -12,10 +12,11 @@ from undrift.experiment.events import Listener
 from undrift.experiment.exam import Exam, Paper
 from undrift.experiment.folder import RunFolder
 from undrift.experiment.history import History
+from undrift.experiment.losses import meaning_of
 from undrift.experiment.measure import Measure
 from undrift.experiment.session import Job, Session, has_more, info_of, train
 from undrift.experiment.tables import Table
-from undrift.experiment.world import examples_of
+from undrift.experiment.world import asked_of, examples_of
 from undrift.federated.enrol import Record, again, enrol, read_record, write_record
 from undrift.federated.exchange import RefusalLog
 from undrift.federated.grid import Grid
@@ -72,17 +73,20 @@ class DeployedJob(Job):
             patience=project.patience,
             refusals=refusals,
         )
-        return coordinator, Measure(coordinator, experiment.evaluate, self._exams(coordinator))
+        return coordinator, self._measure(coordinator)
 
-    def _exams(self, coordinator: Coordinator) -> dict[str, Exam]:
-        if not self.project.judge:
-            return {}
+    def _measure(self, coordinator: Coordinator) -> Measure:
         settings = self.project.experiment
+        if not self.project.judge:
+            return Measure(coordinator, settings.evaluate, {})
         examples = examples_of(settings)
         y = examples.test_x.flatten(1) if settings.task.target == "input" else examples.test_y
         paper = Paper(examples.test_x, y)
-        device = coordinator.engine.device
-        return {"test": Exam(coordinator.task, paper, device, settings.evaluate.batch)}
+        task, device, evaluate = coordinator.task, coordinator.engine.device, settings.evaluate
+        meaning = meaning_of(settings, examples, task)
+        asked = asked_of(evaluate, meaning)
+        exams = {"test": Exam(task, paper, device, evaluate.batch, asked)}
+        return Measure(coordinator, evaluate, exams, meaning)
 
 
 def run_deployed(

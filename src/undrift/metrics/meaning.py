@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,19 +35,26 @@ class Meaning(NamedTuple):
             return targets.long()
         return whole_or_double(targets).double().flatten() * self.std + self.mean
 
-    def check(self, outputs: Tensor, targets: Tensor, place: str) -> None:
-        """Refuse outputs that cannot be read so."""
+    def fits(self, outputs: Any, targets: Tensor) -> bool:
+        """Whether outputs can be read so."""
+        if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
+            return False
         if self.kind != "classes":
-            good, wanted = outputs.shape == targets.shape, "an output for each number"
-        else:
-            good = outputs.dim() == 2 and targets.dim() == 1 and outputs.shape[1] >= 2
-            good = good and not targets.is_floating_point()
-            wanted = "one output for each class, and one class for each example"
-        if not good:
-            raise ConfigError(
-                f"{place} needs {wanted}; outputs are {list(outputs.shape)} and targets "
-                f"{list(targets.shape)} for {len(targets)} examples"
-            )
+            return outputs.shape == targets.shape
+        plain = outputs.dim() == 2 and targets.dim() == 1 and not targets.is_floating_point()
+        return plain and outputs.shape[1] >= max(2, self.classes)
+
+    def check(self, outputs: Any, targets: Tensor, place: str) -> None:
+        """Refuse outputs that cannot be read so."""
+        if self.fits(outputs, targets):
+            return
+        classes = self.kind == "classes"
+        wanted = "an output for each class" if classes else "an output for each number"
+        shape = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise ConfigError(
+            f"{place} needs {wanted} of an example; outputs are {shape} and targets "
+            f"{list(targets.shape)} for {len(targets)} examples"
+        )
 
     def owners(self, owner: Tensor, outputs: Tensor) -> Tensor:
         """Give the owner of each score: an example may have several numbers."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,10 +20,11 @@ from undrift.core.losses import Focal
 from undrift.errors import ConfigError, DataError
 from undrift.experiment.batch import run_together
 from undrift.experiment.folder import RunFolder
+from undrift.experiment.losses import loss_settings, meaning_of
 from undrift.experiment.pool import run_all
 from undrift.experiment.run import run
 from undrift.experiment.spec import Experiment, load
-from undrift.experiment.world import World, build
+from undrift.experiment.world import World, build, make_task
 
 from .tiny import tiny
 
@@ -355,3 +357,21 @@ def test_losses_of_numbers_learn(clinics, loss: str) -> None:
     changes += ["task.quantile=0.9"] if loss == "pinball" else []
     history = run(experiment(clinics, *changes, target="stay"))
     assert history.last("test_loss") < 0.8 * history["test_loss"][0]
+
+
+def test_declared_counts_learn_by_their_likelihood(clinics) -> None:
+    made = experiment(clinics, "data.standardise=false", "data.kind=numbers", target="visits")
+    examples = build(made).dealt.examples
+    declared = replace(examples, info=examples.info._replace(preparation=Declared(Count())))
+    assert loss_settings(made, examples) == {"loss": "mse"}
+    assert loss_settings(made, declared) == {"loss": "poisson"}
+    meaning = meaning_of(made, declared, make_task(made, declared))
+    assert (meaning.kind, meaning.log, meaning.std) == ("counts", True, 1.0)
+
+
+class Count(NamedTuple):
+    kind: str = "count"
+
+
+class Declared(NamedTuple):
+    target: Count

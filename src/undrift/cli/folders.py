@@ -110,6 +110,8 @@ def _show_sites(whole: dict[str, Any]) -> None:
 
 
 def _digits(value: float | None) -> str:
+    if isinstance(value, int):
+        return str(value)
     return "-" if value is None else format(value, ".4f")
 
 

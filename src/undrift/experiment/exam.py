@@ -190,8 +190,9 @@ class Marks:
             if self._by_client:
                 assert self.exam.owner is not None
                 found |= by_client(self.main, values, self.exam.owner, self.exam.paper.clients)
-        # what was told before is the same number
-        return {**self._asked(), **found} if self._outputs is not None else found
+        if self._outputs is not None:  # what is told already is the same number
+            found |= {n: v for n, v in self._asked().items() if n not in found}
+        return found
 
     def _asked(self) -> dict[str, Any]:
         """Compute the metrics that need all outputs."""

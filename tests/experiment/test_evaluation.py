@@ -17,7 +17,7 @@ import undrift as fl
 from undrift.cli import main
 from undrift.comparing import compare
 from undrift.core.losses import Focal
-from undrift.errors import ConfigError, DataError
+from undrift.errors import CheckpointError, ConfigError, DataError
 from undrift.experiment.batch import run_together
 from undrift.experiment.folder import RunFolder
 from undrift.experiment.losses import loss_settings, meaning_of
@@ -26,6 +26,7 @@ from undrift.experiment.run import run
 from undrift.experiment.spec import Experiment, load
 from undrift.experiment.world import World, build, make_task
 
+from .test_run import Recorder
 from .tiny import tiny
 
 SITES = ("Aachen", "Bonn", "Celle", "Dachau")
@@ -247,6 +248,10 @@ def test_workers_have_the_numbers_of_runs_alone(clinics, tmp_path) -> None:
 
 def test_a_longer_run_renews_its_evaluation(clinics, tmp_path) -> None:
     run(experiment(clinics), tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        stop = Recorder(4, KeyboardInterrupt)
+        run(experiment(clinics, "rounds=5"), tmp_path / "run", listeners=[stop])
+    assert RunFolder(tmp_path / "run").evaluation() is None  # it was that of round 3
     run(experiment(clinics, "rounds=5"), tmp_path / "run")
     found = RunFolder(tmp_path / "run").evaluation()
     run(experiment(clinics, "rounds=5"), tmp_path / "straight")
@@ -375,3 +380,24 @@ class Count(NamedTuple):
 
 class Declared(NamedTuple):
     target: Count
+
+
+def test_a_folder_that_nobody_may_write_to_is_judged_all_the_same(
+    clinics, tmp_path, capsys, monkeypatch
+) -> None:
+    run(experiment(clinics, "rounds=1"), tmp_path / "run")
+
+    def refused(*_: Any) -> None:
+        raise CheckpointError("cannot write evaluation.json: read-only file system")
+
+    monkeypatch.setattr(RunFolder, "write_evaluation", refused)
+    assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
+    out, told = capsys.readouterr()
+    assert json.loads(out)["round"] == 1 and "read-only" in told
+
+
+def test_many_sites_are_printed_up_to_some(clinics, tmp_path, capsys, monkeypatch) -> None:
+    run(experiment(clinics, "rounds=1"), tmp_path / "run")
+    monkeypatch.setattr("undrift.cli.folders.MOST_SITES", 3)
+    assert main(["evaluate", str(tmp_path / "run")]) == 0
+    assert "... and 1 more, see --json" in capsys.readouterr().out

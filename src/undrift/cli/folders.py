@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from undrift.cli.common import Commands, add_trust, finite, say
-from undrift.errors import ConfigError, unknown_name
+from undrift.cli.common import Commands, add_trust, finite, printable, say
+from undrift.errors import CheckpointError, ConfigError, unknown_name
 from undrift.experiment.comparison import aim_of, aligned, comparison_of
-from undrift.experiment.folder import find_runs, open_run, whole_history
+from undrift.experiment.folder import (
+    RunFolder,
+    find_runs,
+    open_run,
+    plain_json,
+    whole_history,
+)
 from undrift.experiment.measure import watched
 from undrift.experiment.spec import Experiment
 from undrift.experiment.tables import override
 from undrift.experiment.world import build
 from undrift.guarded.text import read_json
 from undrift.report.results import Reported, write_results
+
+MOST_SITES = 50  # that are printed
 
 
 def add_commands(commands: Commands) -> None:
@@ -69,9 +78,9 @@ def do_evaluate(chosen: argparse.Namespace) -> int:
     if not world.trainer.load(folder.checkpoint):
         raise ConfigError(f"{chosen.run} has no checkpoint yet: `undrift run` it first")
     whole = world.measure.whole()
-    folder.write_evaluation(whole)
+    _keep(folder, whole)
     if chosen.json:
-        print((folder.path / "evaluation.json").read_text("utf-8") if whole else "null", end="")
+        print(plain_json(whole))
         return 0
     say(f"{table['name']}, {table['label']}, after round {world.trainer.rounds_done}")
     judged = world.measure.judged()
@@ -82,6 +91,14 @@ def do_evaluate(chosen: argparse.Namespace) -> int:
         _show({n: v for n, v in more.items() if n not in judged}, ())
         _show_sites(whole)
     return 0
+
+
+def _keep(folder: RunFolder, whole: dict[str, Any] | None) -> None:
+    """Leave evaluation.json in the folder; one that nobody may write to can be judged, too."""
+    try:
+        folder.write_evaluation(whole)
+    except (CheckpointError, OSError) as error:
+        print(f"undrift evaluate: {printable(str(error))}", file=sys.stderr)
 
 
 def _show(found: dict[str, Any], class_names: tuple[str, ...]) -> None:
@@ -105,8 +122,10 @@ def _show_sites(whole: dict[str, Any]) -> None:
         for row in whole["sites"]
     ]
     say(f"\nSites by {metrics[0]}, the worst first:")
-    for line in aligned([head, *rows]):
+    for line in aligned([head, *rows[:MOST_SITES]]):
         say(f"  {line}")
+    if len(rows) > MOST_SITES:
+        say(f"  ... and {len(rows) - MOST_SITES} more, see --json")
 
 
 def _digits(value: float | None) -> str:

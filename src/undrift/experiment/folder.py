@@ -331,7 +331,7 @@ class RunFolder:
             self._write_json(name, value)
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        self._write(name, (json.dumps(_plain(value), indent=1) + "\n").encode())
+        self._write(name, (plain_json(value) + "\n").encode())
 
     def _write(self, name: str, data: bytes) -> None:
         disk.make_directory(self.path)
@@ -412,6 +412,11 @@ def _parse_line(line: bytes) -> dict[str, Any] | None:
     except Unreadable:
         return None
     return found if isinstance(found, dict) else None
+
+
+def plain_json(value: Any) -> str:
+    """Write what a file of a run holds."""
+    return json.dumps(_plain(value), indent=1)
 
 
 def _plain(value: Any) -> Any:

@@ -136,7 +136,7 @@ class Measure:
     def whole(self) -> dict[str, Any] | None:
         """Judge the server's model by every metric, with curves and every site.
 
-        None where nothing is tested, or a loss of the user's own gives outputs no meaning.
+        None where nothing is tested, or outputs are no scores of the targets.
         """
         names = [n for n in ("test", "own", "validation") if n in self.exams]
         if self.meaning is None or not names or not self.exams[names[0]].reads(self.meaning):

@@ -16,7 +16,8 @@ from undrift.describe import describe_own, describe_test
 from undrift.errors import ConfigError, DataError
 from undrift.experiment.blueprint import files_of
 from undrift.experiment.events import Listener
-from undrift.experiment.exam import Exam, Paper
+from undrift.experiment.exam import Paper
+from undrift.experiment.exams import exams_of
 from undrift.experiment.folder import RunFolder
 from undrift.experiment.history import History
 from undrift.experiment.losses import meaning_of_task
@@ -35,7 +36,7 @@ from undrift.experiment.session import (
 )
 from undrift.experiment.spec import Experiment, check_name
 from undrift.experiment.tables import Table
-from undrift.experiment.world import asked_of, build
+from undrift.experiment.world import build
 from undrift.interrupts import Shield
 from undrift.trainer import Trainer
 
@@ -174,7 +175,7 @@ class TrainerJob(Job):
 
     def start(self, state_path: Path | None) -> tuple[Trainer, Measure]:
         """Take the trainer as it is."""
-        exams, task = {}, self.trainer.task
+        papers, task = {}, self.trainer.task
         meaning = meaning_of_task(task)
         if meaning is None and self.evaluate.metrics:
             raise ConfigError(
@@ -183,9 +184,8 @@ class TrainerJob(Job):
             )
         if self.test is not None:
             x, y = (torch.as_tensor(v) for v in self.test)
-            device = self.trainer.engine.device
-            asked = None if meaning is None else asked_of(self.evaluate, meaning)
-            exams["test"] = Exam(task, Paper(x, y), device, self.evaluate.batch, asked)
+            papers["test"] = Paper(x, y)
+        exams = exams_of(task, papers, self.evaluate, meaning, self.trainer.engine.device)
         return self.trainer, Measure(self.trainer, self.evaluate, exams, meaning)
 
 

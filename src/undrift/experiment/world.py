@@ -21,7 +21,7 @@ from undrift.data.partitions import ByKey, Parts, hold_out, per_client_test
 from undrift.data.partitions.protocol import Ids
 from undrift.describe import unchanging
 from undrift.errors import ConfigError, DataError, TaskError, UndriftError
-from undrift.experiment.exam import Asked, Exam, Paper
+from undrift.experiment.exams import exams_of, papers_of, sites_of
 from undrift.experiment.losses import loss_settings, meaning_of
 from undrift.experiment.measure import Measure, watched
 from undrift.experiment.names import (
@@ -32,10 +32,9 @@ from undrift.experiment.names import (
     sections,
     told,
 )
-from undrift.experiment.sections import Choice, EngineSettings, Evaluation
+from undrift.experiment.sections import Choice, EngineSettings
 from undrift.experiment.shared import dealt_once, resident
 from undrift.experiment.spec import Experiment
-from undrift.metrics import Meaning, Sites, metrics_for
 from undrift.rules.steered import ALONE, Steered
 from undrift.sources import Examples, augment
 from undrift.tabular.schema import Columns
@@ -398,50 +397,12 @@ def _targets(experiment: Experiment, x: Tensor, training: bool, examples: Exampl
 
 # --------------------------------------------------------------------------------------- exams
 def _measure(experiment: Experiment, dealt: Dealt, examples: Examples, trainer: Trainer) -> Measure:
-    evaluate = experiment.evaluate
-    train_y = _targets(experiment, examples.train_x, True, examples)
-    test_y = _targets(experiment, examples.test_x, False, examples)
-    classes = examples.classes if evaluate.per_class else 0
-    papers: dict[str, Paper] = {}
-    if len(examples.test_x):
-        owner = dealt.owner if evaluate.clients else None
-        clients = len(dealt.parts) if owner is not None else 0
-        papers["test"] = Paper(examples.test_x, test_y, owner, clients, classes)
-    if dealt.test_parts is not None:
-        # each client's own test examples; without a common test set they are the test
-        name = "own" if papers else "test"
-        papers[name] = _own_paper(examples.train_x, train_y, dealt.test_parts)
-    if dealt.validation is not None:
-        rows = torch.from_numpy(dealt.validation)
-        papers["validation"] = Paper(examples.train_x[rows], train_y[rows])
+    evaluate, task = experiment.evaluate, trainer.task
     if evaluate.per_class and (not examples.classes or experiment.task.target == "input"):
         raise ConfigError("evaluate.per_class needs classes; these targets are numbers")
-    device, task = trainer.engine.device, trainer.task
+    train_y = _targets(experiment, examples.train_x, True, examples)
+    test_y = _targets(experiment, examples.test_x, False, examples)
+    papers = papers_of(evaluate, dealt, examples, (train_y, test_y))
     meaning = meaning_of(experiment, examples, task)
-    asked = asked_of(evaluate, meaning)
-    exams = {n: Exam(task, p, device, evaluate.batch, asked) for n, p in papers.items()}
-    return Measure(trainer, evaluate, exams, meaning, _sites(dealt, papers))
-
-
-def asked_of(evaluate: Evaluation, meaning: Meaning) -> Asked:
-    """Look up the metrics that are asked for; what the targets do not have is refused."""
-    place = "evaluate.metrics"
-    return Asked(
-        tuple(metrics_for(evaluate.metrics, meaning.kind, place, meaning.quantile)), meaning
-    )
-
-
-def _sites(dealt: Dealt, papers: Mapping[str, Paper]) -> dict[str, Sites]:
-    """Tell whose the examples of each exam are, where somebody's."""
-    names = dealt.site_names()
-    owners = {n: p.owner for n, p in papers.items()}
-    if "test" in papers and dealt.owner is not None:
-        owners["test"] = dealt.owner
-    return {n: Sites(owner.cpu(), names) for n, owner in owners.items() if owner is not None}
-
-
-def _own_paper(x: Tensor, y: Tensor, parts: Parts) -> Paper:
-    rows = torch.from_numpy(np.concatenate(parts))
-    sizes = torch.tensor([len(p) for p in parts])
-    owner = torch.repeat_interleave(torch.arange(len(parts)), sizes)
-    return Paper(x[rows], y[rows], owner, len(parts))
+    exams = exams_of(task, papers, evaluate, meaning, trainer.engine.device)
+    return Measure(trainer, evaluate, exams, meaning, sites_of(dealt, papers))

@@ -9,14 +9,15 @@ from pathlib import Path
 from undrift.errors import EmptyRoundError
 from undrift.experiment.blueprint import files_of
 from undrift.experiment.events import Listener
-from undrift.experiment.exam import Exam, Paper
+from undrift.experiment.exam import Paper
+from undrift.experiment.exams import exams_of
 from undrift.experiment.folder import RunFolder
 from undrift.experiment.history import History
 from undrift.experiment.losses import meaning_of
 from undrift.experiment.measure import Measure
 from undrift.experiment.session import Job, Session, has_more, info_of, train
 from undrift.experiment.tables import Table
-from undrift.experiment.world import asked_of, examples_of
+from undrift.experiment.world import examples_of
 from undrift.federated.enrol import Record, again, enrol, read_record, write_record
 from undrift.federated.exchange import RefusalLog
 from undrift.federated.grid import Grid
@@ -82,10 +83,9 @@ class DeployedJob(Job):
         examples = examples_of(settings)
         y = examples.test_x.flatten(1) if settings.task.target == "input" else examples.test_y
         paper = Paper(examples.test_x, y)
-        task, device, evaluate = coordinator.task, coordinator.engine.device, settings.evaluate
-        meaning = meaning_of(settings, examples, task)
-        asked = asked_of(evaluate, meaning)
-        exams = {"test": Exam(task, paper, device, evaluate.batch, asked)}
+        task, evaluate = coordinator.task, settings.evaluate
+        meaning, papers = meaning_of(settings, examples, task), {"test": paper}
+        exams = exams_of(task, papers, evaluate, meaning, coordinator.engine.device)
         return Measure(coordinator, evaluate, exams, meaning)
 
 

@@ -24,6 +24,7 @@ def test_list_names_everything(capsys: Capture) -> None:
     assert main(["list"]) == 0
     named = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()}
     assert set(catalogue()) <= named
+    assert {"focal", "poisson", "auc", "rmse"} <= named
     assert {"dirichlet_client", "mnist", "mcmahan_cnn", "uniform", "Scaffold", "digits"} <= named
 
 

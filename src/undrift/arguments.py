@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from undrift.core.algorithm import Algorithm
+from undrift.core.losses import OF_CLASSES
 from undrift.core.random import Seeds
 from undrift.core.task import Task
 from undrift.core.tree import named_leaves
@@ -79,7 +80,7 @@ def able(name: str, value: T, method: str) -> T:
 
 def check_labels(task: Task, federation: Federation) -> None:
     """Refuse class numbers that the module has no output for, and say whose they are."""
-    if task.loss_name != "cross_entropy" or federation.y.is_floating_point():
+    if task.loss_name not in OF_CLASSES or federation.y.is_floating_point():
         return
     try:
         classes = task.outputs(federation.x[federation.members[:1]])

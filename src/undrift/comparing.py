@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from undrift.errors import ConfigError, unknown_name
-from undrift.experiment.comparison import Comparison, comparison_of
+from undrift.experiment.comparison import Comparison, aim_of, comparison_of
 from undrift.experiment.events import Listener, Record, RunInfo
-from undrift.experiment.history import main_metric
 from undrift.experiment.pool import run_all
 from undrift.experiment.spec import Experiment, check_apart
 from undrift.report.results import Reported, write_results
@@ -40,12 +39,10 @@ def compare(
     out = Path(folder)
     asked = [] if metric is None else [Asked(metric)]
     histories = run_all(experiments, out, jobs=jobs, listeners=[*listeners, *asked])
-    goal = experiments[0].evaluate.target if target is None else target
-    if target is None and metric is not None and metric != main_metric(histories[0]):
-        goal = None  # the experiment's target is one of its main metric
+    aim = aim_of(histories[0], metric, target, experiments[0].evaluate.target)
     pairs = zip(experiments, histories, strict=True)
     runs = [(e.label, e.seed_number, history) for e, history in pairs]
-    comparison = comparison_of(experiments[0].name, runs, goal, metric)
+    comparison = comparison_of(experiments[0].name, runs, aim.target, aim.metric)
     write_results(
         out, comparison, [*map(Reported.of, experiments)], command or f"undrift report {out}"
     )

@@ -34,6 +34,7 @@ NAME_CASES = [
     setting(NAMES, "a setting of the model", "model.hiden=8", r"model 'mlp': .*mean 'hidden'\?"),
     setting(NAMES, "a setting of the data", "data.client=3", r"data 'synthetic': .*'clients'\?"),
     setting(NAMES, "a loss", "task.loss=crossentropy", r"task\.loss: .*'cross_entropy'\?"),
+    setting(NAMES, "a metric to judge by", "evaluate.metrics=auk", r"evaluate\.metrics: .*'auc'\?"),
     setting(NAMES, "an engine", "engine.use=vectorized", r"engine\.use: .*'vectorised'\?"),
     setting(NAMES, "a device", "engine.device=gpu", r"no device 'gpu': use 'cpu', 'cuda'"),
     setting(NAMES, "a tracker", "--track tensorbord", r"Did you mean 'tensorboard'\?"),
@@ -227,6 +228,25 @@ FIT_CASES = [
         "\"data={use='synthetic-regression', clients=6, sizes=20}\" task.loss=cross_entropy",
         r"needs classes; these targets are numbers",
     ),
+    setting(
+        FIT,
+        "metrics of numbers for classes",
+        'evaluate.metrics=\'["auc", "rmse", "r2"]\'',
+        r"\['rmse', 'r2'\]: targets that are classes have none of these; choose from accuracy",
+    ),
+    setting(
+        FIT,
+        "class weights for other classes",
+        "task.class_weights='[1, 2]'",
+        r"\[1\.0, 2\.0\] has 2 weights for 3 classes: give one for each",
+    ),
+    setting(
+        FIT,
+        "a gamma without the loss that has one",
+        "task.gamma=2",
+        r"task\.gamma belongs to task\.loss = 'focal', not to 'auto'",
+    ),
+    setting(FIT, "counts from classes", "task.loss=poisson", r"needs counts; these targets are"),
     setting(FIT, "squared error on classes", "task.loss=mse", r"needs numbers; these targets are"),
     setting(
         FIT,

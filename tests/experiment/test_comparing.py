@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from experiment.tiny import tiny
+from undrift.cli import main
 from undrift.comparing import compare
 from undrift.errors import ConfigError
 from undrift.experiment.folder import ChangedExperiment, RunFolder
@@ -32,3 +33,16 @@ def test_whatever_the_machine_has_is_the_device_it_has(tmp_path):
     folder._write_table(now)
     with pytest.raises(ChangedExperiment, match=r"engine\.device"):
         folder.check({**now, "engine": {**now["engine"], "device": "cuda"}})
+
+
+@pytest.mark.parametrize("metric", [None, "test_loss", "test_accuracy"])
+@pytest.mark.parametrize("target", [None, 0.4])
+def test_a_report_compares_as_the_comparison_did(tmp_path, metric, target):
+    runs = [tiny("rounds=2", "evaluate.target=0.3", f"seed={s}") for s in (0, 1)]
+    made = compare(runs, tmp_path, metric=metric, target=target, jobs=1)
+    kept = (tmp_path / "comparison.json").read_text()
+    given = [] if metric is None else ["--metric", metric]
+    given += [] if target is None else ["--target", str(target)]
+    assert main(["report", str(tmp_path), *given]) == 0
+    assert (tmp_path / "comparison.json").read_text() == kept
+    assert made.target == (target or (None if metric == "test_loss" else 0.3))

@@ -100,3 +100,29 @@ def test_what_diverged_is_named_and_not_compared() -> None:
 
 def test_a_spread_is_better_when_small() -> None:
     assert history(0.3, 0.1, 0.2, metric="client_accuracy_std").best("client_accuracy_std") == 0.1
+
+
+def test_a_metric_that_is_not_defined_is_not_called_diverged() -> None:
+    records = [{"round": 1, "test_auc": None, "test_loss": loss} for loss in (0.5, None)]
+    sound, lost = (History((record,)) for record in records)
+    runs = [("a", 0, sound), ("a", 1, sound), ("b", 0, lost), ("b", 1, sound)]
+    made = comparison_of("x", runs, metric="test_auc")
+    assert [made.cells(line)[1] for line in made.lines()] == [
+        "undefined (2 of 2)",
+        "diverged (1 of 2)",
+    ]
+    assert made.verdict() == [
+        "Diverged, at least with one seed: b.",
+        "Undefined, at least with one seed: a, b.",
+    ]
+    with pytest.raises(ConfigError, match="test_acu"):
+        comparison_of("x", runs, metric="test_acu").text()
+
+
+def test_comparisons_rank_by_any_metric() -> None:
+    for metric, better in (("test_auc", "b"), ("test_rmse", "a"), ("client_auc_std", "a")):
+        runs = [("a", s, history(0.5 + s / 1000, metric=metric)) for s in range(3)]
+        runs += [("b", s, history(0.7 + s / 1001, metric=metric)) for s in range(3)]
+        (verdict,) = comparison_of("x", runs, metric=metric).verdict()
+        assert verdict.startswith("Better" if better == "b" else "Worse")
+        assert "points" not in verdict

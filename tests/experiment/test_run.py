@@ -57,7 +57,7 @@ def test_a_run_leaves_everything_in_its_folder(tmp_path: Path) -> None:
     names = {p.name for p in (tmp_path / "a").iterdir()}
     assert names == {
         *("experiment.toml", "environment.json", "plan.json", "rounds.jsonl", "lock"),
-        *("model.safetensors", "model.json", "checkpoint", "summary.json"),
+        *("model.safetensors", "model.json", "evaluation.json", "checkpoint", "summary.json"),
     }
     assert [r["round"] for r in history] == [1, 2, 3, 4]
     assert Experiment.from_toml((tmp_path / "a/experiment.toml").read_text()) == tiny(

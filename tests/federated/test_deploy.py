@@ -172,6 +172,7 @@ def test_an_insecure_federation_needs_the_flag_and_says_what_it_is(tmp_path, cap
     [
         (["algorithm.use=fedavg,scaffold"], "no sweeps"),
         (["evaluate.drift=true"], "judged by its server's model"),
+        (["task.class_weights=balanced"], "write the weights as a list"),
         (["--host", "a b"], "no address"),
         (["--port", "0"], "no address"),
         (["--clients", "0"], "1 to 100,000"),

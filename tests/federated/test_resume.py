@@ -14,6 +14,7 @@ from federated.silos import Silos, distance, make_node
 from federated.test_hostile import Wire
 from undrift.core.tree import EMPTY
 from undrift.errors import ChangedExperiment, FederationError
+from undrift.experiment.folder import RunFolder
 from undrift.experiment.spec import load
 from undrift.federated.letters import DownOwn, Up, words
 from undrift.federated.project import node_of, read_project
@@ -158,6 +159,7 @@ def project(tmp_path_factory):
     place = tmp_path_factory.mktemp("project") / "p"
     settings = ["rounds=4", "partition.clients=4", "sampler.count=3", "task.dtype=float64"]
     settings += ["algorithm.use=scaffold", "work.epochs=1", "work.batch=64", "model.hidden=4"]
+    settings += ["evaluate.metrics=auc,log_loss"]
     [experiment] = load("digits", settings)
     init(place, experiment, Wanted(insecure=True))
     return read_project(place / "app" / "silos")
@@ -196,12 +198,14 @@ def model_of(folder):
 def test_a_deployed_run_has_the_numbers_and_the_folder_of_a_simulation(project, tmp_path):
     history = run_deployed(project, local(project, tmp_path / "nodes"), tmp_path / "run")
     simulated = fl.run(project.experiment, tmp_path / "simulated")
-    for name in ("test_accuracy", "test_loss", "train_loss"):
+    for name in ("test_accuracy", "test_loss", "train_loss", "test_auc", "test_log_loss"):
         assert history[name] == pytest.approx(simulated[name], rel=1e-10)
     assert {p.name for p in (tmp_path / "run").iterdir()} >= {
         *("experiment.toml", "rounds.jsonl", "summary.json", "model.safetensors", "members.json"),
     }
     assert model_of(tmp_path / "run") == model_of(tmp_path / "simulated")
+    told = [RunFolder(tmp_path / name).evaluation() for name in ("run", "simulated")]
+    assert told[0] is not None and told[0] == told[1] and "sites" not in told[0]
     again = run_deployed(project, local(project, tmp_path / "nodes"), tmp_path / "run")
     assert len(again) == 4  # nothing is left to do
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import undrift as fl
+from experiment.tiny import tiny
+from undrift.experiment.world import build
 from undrift.rules.observe import LastModel
 from undrift.state.store import ClientStateStore
 from undrift.testing import tiny_world
@@ -82,3 +84,26 @@ def test_states_are_read_into_given_rows(place: str, size: int) -> None:
     assert torch.equal(buffer["c"][1:4], wanted)
     assert buffer["step"].tolist() == [9, 2, 0, 0, 9]
     assert (buffer["c"][[0, 4]] == 9).all()
+
+
+def test_metrics_of_all_outputs_wait_for_nothing_and_are_those_of_a_cpu() -> None:
+    changes = ('evaluate.metrics=["auc", "log_loss"]', "evaluate.clients=true", "evaluate.batch=50")
+    here, there = (
+        build(tiny(*changes, "data.sizes=60", "task.dtype=float64", f"engine.device={device}"))
+        for device in ("cpu", "cuda")
+    )
+    for world in (here, there):
+        world.measure.record(world.trainer.round(), last=True)
+        world.trainer.round()
+    there.measure.judging()()  # what is recorded once is recorded now
+    with no_waits():
+        later = there.measure.judging()
+    found, wanted = later(), here.measure.judged()
+    assert {"test_auc", "client_auc_worst", "test_log_loss"} <= set(found)
+    assert found == pytest.approx(wanted, rel=1e-9)
+    first = later()
+    there.trainer.run(2)
+    assert there.measure.judged() != first == later()  # a result keeps its numbers
+    whole = [world.measure.whole() for world in (here, build(here.experiment))]
+    assert whole[0] is not None and whole[0]["metrics"] != whole[1]["metrics"]
+    assert there.measure.whole()["examples"] == whole[0]["examples"]

@@ -77,21 +77,22 @@ MAY_IMPORT = {
     "models": {"core", "models"},
     "tabular": {"data", "models", "tabular"},
     "sources": {"core", "data", "models", "state", "sources", "tabular"},
+    "metrics": {"metrics"},
     "experiment": {
         *("core", "rules", "data", "state", "engines", "models", "sources", "trainer", "fleet"),
         *("tabular", "rounds", "judging", "replay", "describe", "interrupts"),
-        *("experiment", "version"),
+        *("experiment", "metrics", "version"),
     },
     "agent": {"core", "data", "experiment", "fleet", "interrupts", "rules", "state", "agent"},
     "federated": {
         *("core", "data", "state", "engines", "arguments", "roster", "rounds", "judging"),
-        *("trainer", "experiment", "sources", "version", "federated"),
+        *("trainer", "experiment", "sources", "version", "federated", "metrics"),
         *("norms", "describe", "interrupts", "private_key"),
     },
     "deploy": {"data", "state", "experiment", "federated", "deploy"},
     "trackers": {"experiment", "models", "state", "trackers"},
     "using": {"core", "experiment", "rules", "state", "tabular", "version", "using"},
-    "papers": {"core", "data", "experiment", "rules", "sources", "state", "papers"},
+    "papers": {"core", "data", "experiment", "metrics", "rules", "sources", "state", "papers"},
 }
 EVERYWHERE = {"errors", "guarded", "own", "safe_path"}
 

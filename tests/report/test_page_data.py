@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from undrift.errors import DataError
+from undrift.experiment.comparison import comparison_of
+from undrift.experiment.comparison import mean_curve as variant_curve
+from undrift.experiment.history import History
 from undrift.report.page_data import (
     Group,
     Partition,
@@ -67,20 +70,37 @@ def test_no_records_make_no_groups():
     assert groups_from([]) == ()
 
 
-def test_the_mean_leaves_out_runs_without_a_value():
-    curve = mean_curve(group((1.0, None, math.nan), (3.0, 4.0, None)), "x")
-    assert curve.rounds == (1, 2) and curve.mean == (2.0, 4.0)
+def test_the_mean_is_taken_where_all_runs_have_a_value():
+    curve = mean_curve(group((1.0, None, 5.0, math.nan), (3.0, 4.0, 5.0, None)), "x")
+    assert curve.rounds == (1, 3) and curve.mean == (2.0, 5.0)
     assert curve.std == (pytest.approx(math.sqrt(2)), 0.0)
-    assert curve.low[0] == pytest.approx(2 - math.sqrt(2)) and curve.high[1] == 4.0
+    assert curve.low[0] == pytest.approx(2 - math.sqrt(2)) and curve.high[1] == 5.0
 
 
-def test_runs_of_different_length_are_averaged_round_by_round():
+def test_runs_of_different_length_are_averaged_as_far_as_the_shortest():
     curve = mean_curve(group((1.0,), (3.0, 5.0)), "x")
-    assert (curve.rounds, curve.mean) == ((1, 2), (2.0, 5.0))
+    assert (curve.rounds, curve.mean) == ((1,), (2.0,))
+
+
+def test_the_mean_is_that_of_the_tables():
+    values = ((0.1, 0.4, 0.5), (0.3, 0.7))
+    runs = [("g", s, [{"round": i + 1, "x": v} for i, v in enumerate(one)])
+            for s, one in enumerate(values)]  # fmt: skip
+    named = [(n, s, History(tuple(h))) for n, s, h in runs]
+    (variant,) = comparison_of("c", named, metric="x").variants
+    (made,) = groups_from(runs)
+    curve = mean_curve(made, "x")
+    assert (list(curve.rounds), list(curve.mean)) == variant_curve(variant, "x").curve("x")
 
 
 def test_values_that_would_overflow_a_sum_count_as_infinite():
-    assert mean_curve(group((1.7e308,), (1e300,)), "x").mean == (1e300,)
+    assert mean_curve(group((1.7e308, 1.0), (1e300, 3.0)), "x").mean == (2.0,)
+
+
+def test_a_metric_without_a_common_round_is_not_offered():
+    made = group((1.0, None), (None, 2.0))
+    assert mean_curve(made, "x").rounds == () and known_metrics([made]) == ()
+    assert known_metrics([made, group((1.0,))]) == ("x",)
 
 
 def test_a_metric_that_nobody_has_is_an_empty_curve():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from undrift.cli.common import Commands, add_trust, say
+from undrift.core.losses import LOSSES
 from undrift.errors import unknown_name
 from undrift.experiment.comparison import aligned
 from undrift.experiment.family import paper_files, paper_settings
@@ -18,6 +19,7 @@ from undrift.experiment.names import parameters, records, sections
 from undrift.experiment.shipped import shipped_experiments
 from undrift.experiment.spec import load, read_source
 from undrift.experiment.tables import write_table, write_value
+from undrift.metrics import METRICS
 from undrift.rules.named import catalogue
 
 KINDS = {
@@ -31,7 +33,7 @@ KINDS = {
 
 def add_commands(commands: Commands) -> None:
     """Describe the commands that look things up."""
-    known = [*KINDS, "rules", "experiments", "tables"]
+    known = [*KINDS, "losses", "metrics", "rules", "experiments", "tables"]
     listing = commands.add_parser("list", help="name every algorithm, partition, source, model ...")
     listing.add_argument("kind", nargs="?", metavar="KIND", help=f"one of: {', '.join(known)}")
     listing.set_defaults(action=do_list)
@@ -51,6 +53,8 @@ def everything() -> dict[str, dict[str, str]]:
     for kind, section in KINDS.items():
         names = sections()[section]
         found[kind] = {n: papers.get(n) or _first_line(f) for n, f in names.items()}
+    found["losses"] = {n: _first_line(loss) for n, loss in LOSSES.items()}
+    found["metrics"] = {n: _first_line(metric.function) for n, metric in METRICS.items()}
     found["rules"] = {n: _first_line(kind) for n, kind in records().items()}
     found["experiments"] = {n: _comment(p) for n, p in shipped_experiments().items()}
     found["tables"] = {n: _comment(p) for n, p in paper_files().items()}

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from undrift.cli.common import Commands, add_trust, finite, say
-from undrift.errors import ConfigError, unknown_name
-from undrift.experiment.comparison import comparison_of
-from undrift.experiment.folder import find_runs, open_run, whole_history
+from undrift.cli.common import Commands, add_trust, finite, printable, say
+from undrift.errors import CheckpointError, ConfigError, unknown_name
+from undrift.experiment.comparison import aim_of, aligned, comparison_of
+from undrift.experiment.folder import (
+    RunFolder,
+    find_runs,
+    open_run,
+    plain_json,
+    whole_history,
+)
 from undrift.experiment.measure import watched
 from undrift.experiment.spec import Experiment
 from undrift.experiment.tables import override
 from undrift.experiment.world import build
 from undrift.guarded.text import read_json
 from undrift.report.results import Reported, write_results
+
+MOST_SITES = 50  # that are printed
 
 
 def add_commands(commands: Commands) -> None:
@@ -31,6 +40,9 @@ def add_commands(commands: Commands) -> None:
         metavar="NAME=VALUE",
         help="judge otherwise, e.g. evaluate.batch=64",
     )
+    evaluate.add_argument(
+        "--json", action="store_true", help="print evaluation.json: all metrics, curves, sites"
+    )
     add_trust(evaluate)
     evaluate.set_defaults(action=do_evaluate)
     report = commands.add_parser("report", help="write table, pictures and page of a folder anew")
@@ -43,7 +55,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def do_evaluate(chosen: argparse.Namespace) -> int:
-    """Judge the newest checkpoint of a run: every class and, where there are any, every client."""
+    """Judge the newest checkpoint of a run: every class, and every site by its name."""
     folder = open_run(chosen.run)
     table = folder.table() or {}
     if "trainer" in table:
@@ -65,9 +77,28 @@ def do_evaluate(chosen: argparse.Namespace) -> int:
     world = build(experiment, folder.rows)
     if not world.trainer.load(folder.checkpoint):
         raise ConfigError(f"{chosen.run} has no checkpoint yet: `undrift run` it first")
+    whole = world.measure.whole()
+    _keep(folder, whole)
+    if chosen.json:
+        print(plain_json(whole))
+        return 0
     say(f"{table['name']}, {table['label']}, after round {world.trainer.rounds_done}")
-    _show(world.measure.judged(), world.dealt.examples.info.class_names)
+    judged = world.measure.judged()
+    _show(judged, world.dealt.examples.info.class_names)
+    if whole is not None:
+        prefix = whole["examples_of"]
+        more = {f"{prefix}_{n}": v for n, v in whole["metrics"].items()}
+        _show({n: v for n, v in more.items() if n not in judged}, ())
+        _show_sites(whole)
     return 0
+
+
+def _keep(folder: RunFolder, whole: dict[str, Any] | None) -> None:
+    """Leave evaluation.json in the folder; one that nobody may write to can be judged, too."""
+    try:
+        folder.write_evaluation(whole)
+    except (CheckpointError, OSError) as error:
+        print(f"undrift evaluate: {printable(str(error))}", file=sys.stderr)
 
 
 def _show(found: dict[str, Any], class_names: tuple[str, ...]) -> None:
@@ -75,9 +106,32 @@ def _show(found: dict[str, Any], class_names: tuple[str, ...]) -> None:
         if isinstance(value, list):
             names = class_names or tuple(str(i) for i in range(len(value)))
             for one, score in zip(names, value, strict=True):
-                say(f"  {name} {one}: {'-' if score is None else format(score, '.4f')}")
+                say(f"  {name} {one}: {_digits(score)}")
         else:
-            say(f"  {name}: {value:.4f}")
+            say(f"  {name}: {_digits(value)}")
+
+
+def _show_sites(whole: dict[str, Any]) -> None:
+    """Print each site and its metrics, the worst first."""
+    if not whole.get("sites"):
+        return
+    metrics = list(whole["metrics"])
+    head = ["site", "examples", *metrics]
+    rows = [
+        [row["site"], str(row["examples"]), *(_digits(row[name]) for name in metrics)]
+        for row in whole["sites"]
+    ]
+    say(f"\nSites by {metrics[0]}, the worst first:")
+    for line in aligned([head, *rows[:MOST_SITES]]):
+        say(f"  {line}")
+    if len(rows) > MOST_SITES:
+        say(f"  ... and {len(rows) - MOST_SITES} more, see --json")
+
+
+def _digits(value: float | None) -> str:
+    if isinstance(value, int):
+        return str(value)
+    return "-" if value is None else format(value, ".4f")
 
 
 def _check_one(experiments: list[Experiment], folder: Path) -> None:
@@ -120,9 +174,10 @@ def do_report(chosen: argparse.Namespace) -> int:
     _check_one(experiments, folder)
     if not runs:
         raise ConfigError(f"{folder} holds no run: give the folder that `--out` named")
-    target = experiments[0].evaluate.target if chosen.target is None else chosen.target
+    usual = experiments[0].evaluate.target
+    aim = aim_of(runs[0][2], chosen.metric, chosen.target, usual)
     order = _order(folder, chosen.baseline, [label for label, _, _ in runs])
-    comparison = comparison_of(experiments[0].name, runs, target, chosen.metric, order)
+    comparison = comparison_of(experiments[0].name, runs, aim.target, aim.metric, order)
     say(comparison.text())
     command = shlex.join(["undrift", "report", chosen.folder])
     say("\n" + "\n".join(map(str, write_results(folder, comparison, reported, command))))

@@ -36,14 +36,54 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output, target, reduction="none")
 
 
+def focal(output: Tensor, target: Tensor, gamma: float = 2.0) -> Tensor:
+    """Cross-entropy times (1 - p)^gamma, p the probability of the true class: easy ones count less.
+
+    Targets are class numbers.
+    """
+    if target.is_floating_point():
+        raise TaskError("focal: targets must be class numbers; for probabilities use cross_entropy")
+    log_p = output.log_softmax(1).gather(1, target.unsqueeze(1)).squeeze(1)
+    # kept above 0: there the power of a gamma below 1 has no slope
+    rest = (-torch.expm1(log_p)).clamp(min=torch.finfo(log_p.dtype).tiny)
+    return -log_p * rest**gamma
+
+
 def mse(output: Tensor, target: Tensor) -> Tensor:
     """Squared error, element by element."""
+    return _gap("mse", output, target).square()
+
+
+def mae(output: Tensor, target: Tensor) -> Tensor:
+    """Absolute error, element by element: it learns medians."""
+    return _gap("mae", output, target).abs()
+
+
+def huber(output: Tensor, target: Tensor) -> Tensor:
+    """Half the squared error up to 1, beyond it the absolute error less a half."""
+    gap = _gap("huber", output, target).abs()
+    return torch.where(gap <= 1, 0.5 * gap.square(), gap - 0.5)
+
+
+def pinball(output: Tensor, target: Tensor, quantile: float = 0.5) -> Tensor:
+    """Give q times what is missing, or 1 - q times what is too much: it learns the quantile q."""
+    gap = -_gap("pinball", output, target)
+    return torch.maximum(quantile * gap, (quantile - 1) * gap)
+
+
+def poisson(output: Tensor, target: Tensor) -> Tensor:
+    """Negative log likelihood of counts, less its constant; outputs are logarithms of means."""
+    _gap("poisson", output, target)
+    return output.exp() - target * output
+
+
+def _gap(name: str, output: Tensor, target: Tensor) -> Tensor:
     if output.shape != target.shape:
         raise TaskError(
-            f"mse: outputs {tuple(output.shape)} and targets {tuple(target.shape)} differ in shape "
-            "and would be broadcast; give targets the outputs' shape, e.g. y[:, None]"
+            f"{name}: outputs {tuple(output.shape)} and targets {tuple(target.shape)} differ in "
+            "shape and would be broadcast; give targets the outputs' shape, e.g. y[:, None]"
         )
-    return (output - target).square()
+    return output - target
 
 
 def accuracy(output: Tensor, target: Tensor) -> Tensor:
@@ -52,8 +92,54 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
     return (output.max(1).indices == target).to(output.dtype)
 
 
-LOSSES: Mapping[str, PerExample] = {"cross_entropy": cross_entropy, "mse": mse}
+class Focal(nn.Module):
+    """The focal loss with a gamma and class weights of its own.
+
+    >>> Focal(gamma=0.0)(torch.zeros(1, 2), torch.tensor([1]))
+    tensor([0.6931])
+    """
+
+    weight: Tensor | None
+
+    def __init__(self, gamma: float = 2.0, weight: Tensor | None = None) -> None:
+        super().__init__()
+        self.gamma = gamma
+        self.register_buffer("weight", weight)
+
+    def forward(self, output: Tensor, target: Tensor) -> Values:
+        """Give a value for each example; with weights, their weighted mean is the loss."""
+        values = focal(output, target, self.gamma)
+        if self.weight is None:
+            return values
+        weights = self.weight[target]
+        return WeightedMean(weights * values, weights)
+
+
+class Pinball(nn.Module):
+    """The pinball loss of a quantile."""
+
+    def __init__(self, quantile: float = 0.5) -> None:
+        super().__init__()
+        self.quantile = quantile
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        """Give a value for each number."""
+        return pinball(output, target, self.quantile)
+
+
+OF_CLASSES: Mapping[str, PerExample] = {"cross_entropy": cross_entropy, "focal": focal}
+OF_NUMBERS: Mapping[str, PerExample] = {
+    "mse": mse, "mae": mae, "huber": huber, "pinball": pinball, "poisson": poisson,
+}  # fmt: skip
+LOSSES: Mapping[str, PerExample] = {**OF_CLASSES, **OF_NUMBERS}
 METRICS: Mapping[str, PerExample] = {"accuracy": accuracy}
+
+
+def counts_alone(function: Any) -> bool:
+    """Whether a loss or metric of ours takes each example for itself, with no weight."""
+    if isinstance(function, Focal | Pinball):
+        return getattr(function, "weight", None) is None
+    return function in (*LOSSES.values(), *METRICS.values())
 
 
 # ------------------------------------------------------------------------ means over examples

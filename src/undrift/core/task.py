@@ -21,6 +21,7 @@ from undrift.core.convolution import Seam
 from undrift.core.losses import (
     LOSSES,
     METRICS,
+    OF_CLASSES,
     PerExample,
     Values,
     WeightedMean,
@@ -77,10 +78,11 @@ DTYPES = (torch.float32, torch.float64)
 class Task:
     """Any `nn.Module`, its loss, its metrics and, where a rule needs it, its feature layer.
 
-    `loss` is "cross_entropy", "mse", one of torch's loss modules, or a function of (output, target)
-    that returns one value per example, or a `WeightedMean`.  `feature` names a submodule whose
-    output is the feature; "name:input" takes what goes into that submodule instead.  Parameters
-    with requires_grad=False stay out of the vector.
+    `loss` is a name ("cross_entropy", "focal", "mse", "mae", "huber", "pinball", "poisson"), one of
+    torch's loss modules, or a function of (output, target) that returns one value per example, or
+    a `WeightedMean`.  `feature` names a submodule whose output is the feature; "name:input" takes
+    what goes into that submodule instead.  Parameters with requires_grad=False stay out of the
+    vector.
     `augment`, a function (x, key) -> x, changes the batch of every training step.
 
     >>> task = Task(nn.Linear(3, 2))
@@ -108,7 +110,7 @@ class Task:
             )
         check_tensors(module)
         self.original, (self.loss_name, self.loss) = module, named_loss(loss, dtype)
-        default = METRICS if self.loss_name == "cross_entropy" else {}
+        default = METRICS if self.loss_name in OF_CLASSES else {}
         self.metrics = dict(default if metrics is None else metrics)
         self.feature, self.dtype, self.augment = feature, dtype, augment
         self.seam: Seam | None = None  # how an engine lets layers multiply; None: as torch does

@@ -18,7 +18,7 @@ from undrift.core import linear
 from undrift.core.algorithm import Algorithm, Broadcast, Client
 from undrift.core.chain import parameter
 from undrift.core.linear import Descent, take_step
-from undrift.core.losses import LOSSES, METRICS, cross_entropy, per_example
+from undrift.core.losses import counts_alone, cross_entropy, per_example
 from undrift.core.task import Batch, Task
 from undrift.core.views import Carry
 from undrift.data.spool import Rows
@@ -36,11 +36,11 @@ FEW_CLASSES = 16  # with fewer, torch's softmax goes through them one by one
 
 def is_dense(task: Task, dims: int) -> bool:
     """Whether a task is linear layers in a row, and each example of `dims` counts for itself."""
-    known = (*LOSSES.values(), *METRICS.values())  # a user's own may look at the whole batch
     return (
         is_sequence(task.module)
         and all(_is_simple(layer) for _, layer in layers_of(task.module))
-        and all(f in known for f in (task.loss, *task.metrics.values()))
+        # a user's own may look at the whole batch
+        and all(map(counts_alone, (task.loss, *task.metrics.values())))
         and dims > 0
         and task.augment is None
         and task.feature is None

@@ -6,17 +6,20 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from undrift.errors import ConfigError
-from undrift.experiment.history import History, lower_is_better, main_metric
+from undrift.experiment.history import History, main_metric
 from undrift.experiment.statistics import (
     Difference,
     Spread,
+    mean_of_curves,
     median,
     paired_difference,
     spread,
 )
+from undrift.metrics import in_percent, lower_is_better
 
 
 class Variant(NamedTuple):
@@ -49,6 +52,7 @@ class Line(NamedTuple):
     reached: Reached | None
     difference: Difference | None  # of `last`, to the first variant
     diverged: int = 0  # seeds whose last value is not finite
+    undefined: int = 0  # seeds whose last model has no such value, though its loss is finite
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +64,12 @@ class Comparison:
     metric: str
     target: float | None = None
 
-    @property
+    @cached_property
     def percent(self) -> bool:
         """Whether the metric is a share, to be shown in %."""
-        return "accuracy" in self.metric
+        records = (r for v in self.variants for h in v.histories for r in h)
+        values = [r.get(self.metric) for r in records]
+        return in_percent(self.metric, [v for v in values if isinstance(v, int | float)])
 
     def lines(self) -> list[Line]:
         """Compute the table; the first variant is what others are compared with."""
@@ -74,8 +80,11 @@ class Comparison:
         last = [h.last(self.metric) for h in variant.histories]
         best = [h.best(self.metric) for h in variant.histories]
         gap = None if first is None else self._difference(variant, first)
-        lost = sum(math.isnan(v) for v in last)
-        return Line(variant.label, spread(last), spread(best), self._reached(variant), gap, lost)
+        lost = [h for h, v in zip(variant.histories, last, strict=True) if math.isnan(v)]
+        undefined = sum(map(_is_sound, lost))
+        lost_count = len(lost) - undefined
+        made = spread(last), spread(best), self._reached(variant), gap
+        return Line(variant.label, *made, lost_count, undefined)
 
     def _difference(self, variant: Variant, first: Variant) -> Difference | None:
         those = dict(zip(first.seeds, first.histories, strict=True))
@@ -122,11 +131,14 @@ class Comparison:
             for how, names in groups.items()
             if names
         ]
-        lost = [line for line in self.lines() if line.diverged]
-        if lost:
-            told.append(f"Diverged, at least with one seed: {', '.join(n.label for n in lost)}.")
+        lost = []
+        for word in ("diverged", "undefined"):
+            if some := [line for line in self.lines() if getattr(line, word)]:
+                names = ", ".join(line.label for line in some)
+                told.append(f"{word.capitalize()}, at least with one seed: {names}.")
+                lost += some
         rest = [line for line in lines if line not in clear and line not in lost]
-        if rest and not self.lines()[0].diverged:
+        if rest and self.lines()[0] not in lost:
             names = ", ".join(line.label for line in rest)
             pairs = min(line.difference.pairs if line.difference else 0 for line in rest)
             told.append(f"No clear difference to {first} over {min(pairs, seeds)} seeds: {names}.")
@@ -150,9 +162,10 @@ class Comparison:
     def cells(self, line: Line) -> list[str]:
         """Write one line of the table."""
         seeds = next(len(v.seeds) for v in self.variants if v.label == line.label)
-        last = (
-            f"diverged ({line.diverged} of {seeds})" if line.diverged else self._spread(line.last)
-        )
+        last = self._spread(line.last)
+        for word in ("undefined", "diverged"):
+            if count := getattr(line, word):
+                last = f"{word} ({count} of {seeds})"
         made = [line.label, last, self._spread(line.best)]
         if line.reached is not None:
             longest = max(len(h) for v in self.variants for h in v.histories)
@@ -209,6 +222,12 @@ class Comparison:
         return [f"Attention: the runs have different lengths, {found[0]} to {found[-1]} rounds."]
 
 
+def _is_sound(history: History) -> bool:
+    """Whether the last loss that was measured is finite."""
+    losses = [n for n in ("test_loss", "train_loss") if any(n in r for r in history)]
+    return bool(losses) and all(math.isfinite(history.last(n)) for n in losses)
+
+
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Line up columns; the first to the left, the others to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -227,9 +246,24 @@ def _seeds(count: int) -> str:
 def mean_curve(variant: Variant, metric: str) -> History:
     """Average a metric over seeds, in the rounds in which all of them were measured."""
     curves = [dict(zip(*h.curve(metric), strict=True)) for h in variant.histories]
-    rounds = sorted(set.intersection(*(set(c) for c in curves)))
-    mean = {r: sum(c[r] for c in curves) / len(curves) for r in rounds}
-    return History(tuple({"round": r, metric: v} for r, v in mean.items()))
+    means = mean_of_curves(curves)
+    return History(tuple({"round": r, metric: v.mean} for r, v in means.items()))
+
+
+class Aim(NamedTuple):
+    """What runs are compared by, and the value that they are to reach."""
+
+    metric: str
+    target: float | None
+
+
+def aim_of(history: History, metric: str | None, target: float | None, usual: float | None) -> Aim:
+    """Choose metric and target; the experiment's `usual` target is one of its main metric."""
+    main = main_metric(history)
+    chosen = main if metric is None else metric
+    if target is None and chosen == main:
+        target = usual
+    return Aim(chosen, target)
 
 
 def comparison_of(

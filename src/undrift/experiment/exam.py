@@ -11,11 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from undrift.core.losses import shares
-from undrift.core.task import Buffers, Task, Vec
+from undrift.core.losses import OF_CLASSES, shares
+from undrift.core.task import Buffers, Task, Vec, buffers_to
 from undrift.errors import DataError
 from undrift.judging import Recorded, forward_seldom
+from undrift.metrics import Meaning, Metric, by_site, unequal
 from undrift.rounds import Fetch, fetched
+
+OUTPUTS = ""  # stands for a model's outputs among the marks: no metric has this name
 
 
 class Paper(NamedTuple):
@@ -28,16 +31,31 @@ class Paper(NamedTuple):
     classes: int = 0  # C; 0 leaves classes out
 
 
+class Asked(NamedTuple):
+    """Metrics that are computed on the host from all outputs, and how these are read."""
+
+    metrics: tuple[Metric, ...]
+    meaning: Meaning
+
+
 class Exam:
     """Judges models of one task on one set of examples."""
 
-    def __init__(self, task: Task, paper: Paper, device: torch.device, batch: int = 1024) -> None:
+    def __init__(
+        self,
+        task: Task,
+        paper: Paper,
+        device: torch.device,
+        batch: int = 1024,
+        asked: Asked | None = None,
+    ) -> None:
         if len(paper.x) != len(paper.y) or not len(paper.x):
             raise DataError(
                 f"a test needs at least one input and as many targets: {len(paper.x)} and "
                 f"{len(paper.y)}"
             )
         self.task, self.batch, self.device = task, batch, device
+        self.asked = asked if asked is not None and asked.metrics else None
         self.paper = paper._replace(x=self._moved(paper.x), y=self._moved(paper.y))
         self.labels = paper.y.cpu()
         self.owner = None if paper.owner is None else paper.owner.cpu()
@@ -52,12 +70,14 @@ class Exam:
         first = self.paper._replace(x=self.paper.x[:1], y=self.paper.y[:1])
         try:
             with torch.no_grad():
-                self._some(first, w, buffers, 0)
+                outputs = self._some(first, w, buffers, 0)[OUTPUTS]
         except Exception as error:
             raise DataError(
                 "the model or its loss fails on the test set, inputs "
                 f"{list(first.x.shape[1:])} and targets {list(first.y.shape[1:])}: {error}"
             ) from error
+        if self.asked is not None:
+            self.asked.meaning.check(outputs, first.y, "evaluate.metrics")
 
     def _moved(self, values: Tensor) -> Tensor:
         dtype = self.task.dtype if values.is_floating_point() else None
@@ -78,10 +98,34 @@ class Exam:
         return mean(self._marks(w, buffers)[name])
 
     def _marks(self, w: Vec, buffers: Buffers) -> dict[str, Tensor]:
-        """Give every example's loss and metrics, and their weights: [2, n] each."""
-        starts = range(0, len(self.paper.x), self.batch)
-        pieces = [self._some(self.paper, w, buffers, i) for i in starts]
-        return {n: torch.cat([p[n] for p in pieces], 1) for n in pieces[0]}
+        """Give every example's loss and metrics, and their weights: [2, n] each.
+
+        Where metrics are asked for that need them, outputs [n, ...] are among them.
+        """
+        kept = self.asked is not None
+        pieces = [self._kept(self._some(self.paper, w, buffers, i), kept) for i in self._starts]
+        return {n: torch.cat([p[n] for p in pieces], int(n != OUTPUTS)) for n in pieces[0]}
+
+    @torch.no_grad()
+    def outputs(self, w: Vec, buffers: Buffers) -> Tensor:
+        """Give the model's outputs for all examples, on the host."""
+        pieces = (self._some(self.paper, w, buffers, i)[OUTPUTS].cpu() for i in self._starts)
+        return torch.cat(list(pieces))
+
+    def reads(self, meaning: Meaning) -> bool:
+        """Whether the model's outputs can be read so, by those of the first example."""
+        w, buffers = self.task.initial()
+        first = self.paper._replace(x=self.paper.x[:1], y=self.paper.y[:1])
+        with torch.no_grad():
+            found = self._some(first, w.to(self.device), buffers_to(buffers, self.device), 0)
+        return meaning.fits(found[OUTPUTS], first.y)
+
+    @property
+    def _starts(self) -> range:
+        return range(0, len(self.paper.x), self.batch)
+
+    def _kept(self, found: dict[str, Tensor], outputs: bool) -> dict[str, Tensor]:
+        return found if outputs else {n: v for n, v in found.items() if n != OUTPUTS}
 
     def _some(self, paper: Paper, w: Vec, buffers: Buffers, start: int) -> dict[str, Tensor]:
         part = slice(start, start + self.batch)
@@ -89,7 +133,8 @@ class Exam:
         mask = torch.ones(len(x), dtype=torch.bool, device=self.device)
         out = forward_seldom(self.task, w, buffers, x, mask)
         told = {"loss": self.task.losses(out.value, y), **self.task.measured(out.value, y)}
-        return {n: torch.stack([s.double() for s in shares(v)]) for n, v in told.items()}
+        marks = {n: torch.stack([s.double() for s in shares(v)]) for n, v in told.items()}
+        return {**marks, OUTPUTS: out.value}
 
 
 def mean(marks: Tensor) -> Tensor:
@@ -123,6 +168,8 @@ class Marks:
     """What an exam found, or still on its way from a device."""
 
     def __init__(self, exam: Exam, values: dict[str, Tensor]) -> None:
+        outputs = values.get(OUTPUTS)
+        values = {n: v for n, v in values.items() if n != OUTPUTS}
         self.exam, self.names = exam, list(values)
         self.main = "accuracy" if "accuracy" in values else "loss"
         self._means = fetched([mean(v) for v in values.values()])
@@ -131,18 +178,33 @@ class Marks:
         # classes and clients are counted on the host, in the order of the examples
         counted = self._by_class or self._by_client
         self._each = Fetch(values[self.main]) if counted else None
+        self._outputs = None if outputs is None else Fetch(outputs)
 
     def result(self) -> dict[str, Any]:
         """Read them; waits for the device."""
         found: dict[str, Any] = dict(zip(self.names, self._means.read().tolist(), strict=True))
-        if self._each is None:
-            return found
-        values = self._each.read()
-        if self._by_class:
-            found["per_class"] = by_class(values[0], self.exam.labels, self.exam.paper.classes)
-        if self._by_client:
-            assert self.exam.owner is not None
-            found |= by_client(self.main, values, self.exam.owner, self.exam.paper.clients)
+        if self._each is not None:
+            values = self._each.read()
+            if self._by_class:
+                found["per_class"] = by_class(values[0], self.exam.labels, self.exam.paper.classes)
+            if self._by_client:
+                assert self.exam.owner is not None
+                found |= by_client(self.main, values, self.exam.owner, self.exam.paper.clients)
+        if self._outputs is not None:  # what is told already is the same number
+            found |= {n: v for n, v in self._asked().items() if n not in found}
+        return found
+
+    def _asked(self) -> dict[str, Any]:
+        """Compute the metrics that need all outputs."""
+        asked, owner = self.exam.asked, self.exam.owner
+        assert asked is not None and self._outputs is not None
+        outputs, (metrics, meaning) = self._outputs.read(), asked
+        scores, truths = meaning.scores(outputs), meaning.truths(self.exam.labels)
+        found: dict[str, Any] = {m.name: m(scores, truths) for m in metrics}
+        if owner is not None:
+            rows = by_site(metrics, scores, truths, meaning.owners(owner, outputs))
+            for metric in metrics:
+                found |= unequal(metric.name, [row.values[metric.name] for row in rows])
         return found
 
 
@@ -154,21 +216,13 @@ def by_class(hits: Tensor, labels: Tensor, classes: int) -> list[float | None]:
     return [r / t if t else None for r, t in pairs]
 
 
-def by_client(name: str, marks: Tensor, owners: Tensor, clients: int) -> dict[str, float]:
+def by_client(name: str, marks: Tensor, owners: Tensor, clients: int) -> dict[str, Any]:
     """Tell how unequal clients fare, by marks [2, n]; those without a test example do not count."""
     kept = owners >= 0
     owner, (values, weights) = owners[kept], marks[:, kept]
     total = torch.bincount(owner, weights, minlength=clients)
     each = torch.bincount(owner, values, minlength=clients)[total > 0]
-    each = each / total[total > 0]
-    worst_first = each.sort(descending=name == "loss").values
-    tenth = worst_first[: max(1, round(0.1 * len(each)))]
-    return {
-        f"client_{name}_mean": float(each.mean()),
-        f"client_{name}_std": float(each.std(correction=0)),
-        f"client_{name}_worst": float(worst_first[0]),
-        f"client_{name}_worst10": float(tenth.mean()),
-    }
+    return unequal(name, (each / total[total > 0]).tolist())
 
 
 def _check_values(paper: Paper) -> None:
@@ -180,7 +234,7 @@ def _check_values(paper: Paper) -> None:
 
 
 def _check_classes(task: Task, paper: Paper) -> None:
-    if task.loss_name != "cross_entropy" or paper.y.is_floating_point():
+    if task.loss_name not in OF_CLASSES or paper.y.is_floating_point():
         return
     try:
         outputs = task.outputs(paper.x[:1])

@@ -7,6 +7,7 @@ preparation.json     of a table: how its columns become numbers
 plan.json            choices of the engine that decide rounding
 rounds.jsonl         one line per round, only ever appended to
 model.safetensors    loads into the plain nn.Module
+evaluation.json      every metric of that model, curves, and each site by name
 checkpoint/          where a killed run goes on
 policy-*             a copy of the policy that steers it, where one does
 summary.json         written when the run is complete
@@ -96,7 +97,8 @@ class RunFolder:
             for source in set(_policies(table)) - set(_policies(old)):
                 self._write(*copy_of_policy(source))
             self._write_table(table)
-        disk.remove(self.path / "summary.json")
+        for name in ("summary.json", "evaluation.json"):
+            disk.remove(self.path / name)
 
     def check(self, table: Table) -> None:
         """Refuse a folder of another experiment, with the difference, and of other files."""
@@ -294,6 +296,18 @@ class RunFolder:
         tensors = {n: t.detach().cpu().contiguous().clone() for n, t in module.state_dict().items()}
         self._write("model.safetensors", save(tensors))
 
+    def write_evaluation(self, evaluation: Mapping[str, Any] | None) -> None:
+        """Write how good the model is; where nothing was judged there is no file."""
+        if evaluation is None:
+            disk.remove(self.path / "evaluation.json")
+        else:
+            self._write_json("evaluation.json", evaluation)
+
+    def evaluation(self) -> dict[str, Any] | None:
+        """Read how good the model is; None where it was not judged."""
+        path = self.path / "evaluation.json"
+        return _parse_json(_read(path), str(path)) if path.is_file() else None
+
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         """Write the engine's choices."""
         self._write_json("plan.json", plan)
@@ -317,7 +331,7 @@ class RunFolder:
             self._write_json(name, value)
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        self._write(name, (json.dumps(_plain(value), indent=1) + "\n").encode())
+        self._write(name, (plain_json(value) + "\n").encode())
 
     def _write(self, name: str, data: bytes) -> None:
         disk.make_directory(self.path)
@@ -398,6 +412,11 @@ def _parse_line(line: bytes) -> dict[str, Any] | None:
     except Unreadable:
         return None
     return found if isinstance(found, dict) else None
+
+
+def plain_json(value: Any) -> str:
+    """Write what a file of a run holds."""
+    return json.dumps(_plain(value), indent=1)
 
 
 def _plain(value: Any) -> Any:

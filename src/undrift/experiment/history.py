@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from undrift.errors import ConfigError, MissingExtra, unknown_name
+from undrift.metrics import lower_is_better
 
 Record = Mapping[str, Any]
 
@@ -81,16 +82,6 @@ class History(Sequence[Record]):
         except ImportError as error:
             raise MissingExtra("to_pandas needs pandas: pip install 'undrift[pandas]'") from error
         return pandas.DataFrame([dict(r) for r in self.records]).set_index("round")
-
-
-def lower_is_better(metric: str) -> bool:
-    """Whether less of a metric is more.
-
-    >>> lower_is_better("test_loss"), lower_is_better("test_accuracy")
-    (True, False)
-    """
-    words = ("loss", "norm", "drift", "seconds", "bytes", "error")
-    return metric.endswith("_std") or any(word in metric for word in words)
 
 
 def main_metric(records: Sequence[Record]) -> str:

@@ -6,7 +6,7 @@ others; `train_...` is the mean over participants; `norm_...` are Euclidean norm
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +18,15 @@ from undrift.core.transfer import send
 from undrift.core.tree import leaves, named_leaves, replace
 from undrift.experiment.exam import Exam
 from undrift.experiment.sections import Evaluation
+from undrift.metrics import (
+    Meaning,
+    Metric,
+    Sites,
+    all_metrics,
+    evaluation,
+    metrics_for,
+    site_table,
+)
 from undrift.replay import weighs_by_size
 from undrift.rounds import RoundResult, fetched
 from undrift.rules.observe import LastModel, Seen, Watch
@@ -40,8 +49,16 @@ def watched(algorithm: Algorithm, evaluation: Evaluation) -> Algorithm:
 class Measure:
     """Turns a round into a record."""
 
-    def __init__(self, trainer: Trainer, evaluation: Evaluation, exams: dict[str, Exam]) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        evaluation: Evaluation,
+        exams: dict[str, Exam],
+        meaning: Meaning | None = None,
+        sites: Mapping[str, Sites] | None = None,
+    ) -> None:
         self.trainer, self.evaluation, self.exams = trainer, evaluation, exams
+        self.meaning, self.sites = meaning, dict(sites or {})
         self.before = trainer.server  # as the last round found it
 
     def record(self, result: RoundResult, last: bool) -> dict[str, Any]:
@@ -115,6 +132,35 @@ class Measure:
             models: Tensor = trainer.store.gather(ids[part])[place]
             total += weights[part] @ models.double()
         return (total / weights.sum()).to(trainer.server.w.dtype)
+
+    def whole(self) -> dict[str, Any] | None:
+        """Judge the server's model by every metric, with curves and every site.
+
+        None where nothing is tested, or outputs are no scores of the targets.
+        """
+        names = [n for n in ("test", "own", "validation") if n in self.exams]
+        if self.meaning is None or not names or not self.exams[names[0]].reads(self.meaning):
+            return None
+        server, meaning, metrics = self.trainer.server, self.meaning, self._all_metrics()
+        outputs = {n: self.exams[n].outputs(server.w, server.buffers) for n in names[:2]}
+        first = names[0]
+        found = {"model": "cloud", "round": self.trainer.rounds_done, "examples_of": first}
+        found |= evaluation(meaning, metrics, outputs[first], self.exams[first].labels)
+        named = [n for n in ("own", "test") if n in self.sites and n in outputs]
+        if named:
+            each = named[0]
+            labels, sites = self.exams[each].labels, self.sites[each]
+            found["sites_of"] = each
+            found["sites"] = site_table(meaning, metrics, outputs[each], labels, sites)
+        return found
+
+    def _all_metrics(self) -> list[Metric]:
+        """Give all that the targets have, those asked for first."""
+        assert self.meaning is not None
+        kind, quantile = self.meaning.kind, self.meaning.quantile
+        asked = metrics_for(self.evaluation.metrics, kind, "evaluate.metrics", quantile)
+        known = {m.name for m in asked}
+        return [*asked, *(m for m in all_metrics(kind, quantile) if m.name not in known)]
 
     # -- norms and drift -----------------------------------------------------------------------
     def norms(self) -> dict[str, float]:

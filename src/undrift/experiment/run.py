@@ -10,14 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from undrift.core.losses import LOSSES
 from undrift.data.checks import check_whole
 from undrift.describe import describe_own, describe_test
 from undrift.errors import ConfigError, DataError
 from undrift.experiment.blueprint import files_of
 from undrift.experiment.events import Listener
-from undrift.experiment.exam import Exam, Paper
+from undrift.experiment.exam import Paper
+from undrift.experiment.exams import exams_of
 from undrift.experiment.folder import RunFolder
 from undrift.experiment.history import History
+from undrift.experiment.losses import meaning_of_task
 from undrift.experiment.measure import Measure
 from undrift.experiment.sections import Evaluation, section_table
 from undrift.experiment.session import (
@@ -172,12 +175,18 @@ class TrainerJob(Job):
 
     def start(self, state_path: Path | None) -> tuple[Trainer, Measure]:
         """Take the trainer as it is."""
-        exams = {}
+        papers, task = {}, self.trainer.task
+        meaning = meaning_of_task(task)
+        if meaning is None and self.evaluate.metrics:
+            raise ConfigError(
+                "evaluate.metrics: the outputs under a loss of your own have no known meaning; use "
+                f"one of {', '.join(LOSSES)}, or give Task(metrics=...)"
+            )
         if self.test is not None:
             x, y = (torch.as_tensor(v) for v in self.test)
-            device = self.trainer.engine.device
-            exams["test"] = Exam(self.trainer.task, Paper(x, y), device, self.evaluate.batch)
-        return self.trainer, Measure(self.trainer, self.evaluate, exams)
+            papers["test"] = Paper(x, y)
+        exams = exams_of(task, papers, self.evaluate, meaning, self.trainer.engine.device)
+        return self.trainer, Measure(self.trainer, self.evaluate, exams, meaning)
 
 
 # --------------------------------------------------------------------------------------- loops

@@ -12,6 +12,7 @@ from undrift.core.precision import PRECISIONS
 from undrift.core.seam import WAYS
 from undrift.data.checks import check_whole
 from undrift.errors import ConfigError, unknown_name
+from undrift.metrics import METRICS, metric_named
 
 Plain = Any  # what a TOML value may be; lists are tuples here
 
@@ -95,6 +96,9 @@ class TaskSettings:
     flip: float = 0.0  # augmentation of pictures: chance to mirror,
     crop: float = 0.0  # chance to shift,
     pad: int = 4  # by at most this many pixels
+    class_weights: str | tuple[float, ...] | None = None  # "balanced", or one of each class
+    gamma: float | None = None  # of the focal loss; None: 2
+    quantile: float | None = None  # of the pinball loss; None: 0.5
 
     def __post_init__(self) -> None:
         if ":" not in str(self.loss) and self.loss not in LOSS_NAMES:
@@ -106,6 +110,28 @@ class TaskSettings:
         _share("task.flip", self.flip)
         _share("task.crop", self.crop)
         check_whole("task.pad", self.pad, low=0)
+        self._check_loss_settings()
+
+    def _check_loss_settings(self) -> None:
+        """Refuse settings of a loss that is not chosen, and values that none can take."""
+        belongs: dict[str, tuple[str, ...]] = {"gamma": ("focal",), "quantile": ("pinball",)}
+        belongs["class_weights"] = ("auto", "cross_entropy", "focal")
+        for name, losses in belongs.items():
+            if getattr(self, name) is not None and self.loss not in losses:
+                raise ConfigError(
+                    f"task.{name} belongs to task.loss = {' or '.join(map(repr, losses))}, not to "
+                    f"{self.loss!r}"
+                )
+        if self.gamma is not None:
+            _number("task.gamma", self.gamma)
+            if self.gamma < 0:
+                raise ConfigError(f"task.gamma = {self.gamma!r} must not be below 0")
+        if self.quantile is not None:
+            _number("task.quantile", self.quantile)
+            if not 0 < self.quantile < 1:
+                raise ConfigError(f"task.quantile = {self.quantile!r} must lie between 0 and 1")
+        if self.class_weights is not None:
+            object.__setattr__(self, "class_weights", _class_weights(self.class_weights))
 
 
 @dataclass(frozen=True)
@@ -119,6 +145,7 @@ class Evaluation:
 
     every: int = 1
     models: tuple[str, ...] = ("cloud",)
+    metrics: tuple[str, ...] = ()  # beyond loss and accuracy: undrift.metrics.METRICS
     per_class: bool = False
     clients: bool = False
     drift: bool = False
@@ -134,6 +161,7 @@ class Evaluation:
             _one_of("evaluate.models", name, MODELS_TO_JUDGE)
         if not named or len(set(named)) < len(named):
             raise ConfigError(f"evaluate.models = {list(named)}: name each model once")
+        object.__setattr__(self, "metrics", _metric_names(self.metrics))
         for name in ("per_class", "clients", "drift"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"evaluate.{name} is true or false, got {getattr(self, name)!r}")
@@ -221,7 +249,41 @@ class Holding:
 def section_table(section: Any) -> dict[str, Plain]:
     """Write a section as a table."""
     values = {f.name: getattr(section, f.name) for f in fields(section)}
-    return {n: list(v) if isinstance(v, tuple) else v for n, v in values.items() if v is not None}
+    told = {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
+    return {n: v for n, v in told.items() if v is not None and v != []}
+
+
+def _class_weights(value: Any) -> str | tuple[float, ...]:
+    """Take "balanced", or a list of numbers that are not below 0."""
+    if value == "balanced":
+        return "balanced"
+    if isinstance(value, str) or not isinstance(value, list | tuple):
+        raise ConfigError(
+            f"task.class_weights = {value!r}: write 'balanced', or a list with a number for each "
+            "class"
+        )
+    for weight in value:
+        _number("task.class_weights", weight)
+    if not value or min(value) < 0 or not any(value):
+        raise ConfigError(
+            f"task.class_weights = {list(value)}: weights are 0 or more, at least one above 0"
+        )
+    return tuple(float(weight) for weight in value)
+
+
+def _metric_names(value: Any) -> tuple[str, ...]:
+    """Take names of metrics; which of them the targets have is known with the data."""
+    named = (value,) if isinstance(value, str) else value
+    if not isinstance(named, list | tuple):
+        raise ConfigError(f"evaluate.metrics must be a list of names, got {value!r}")
+    found = [metric_named(name) if isinstance(name, str) else None for name in named]
+    for name, metric in zip(named, found, strict=True):
+        if metric is None:
+            raise unknown_name("metric", name, list(METRICS), "evaluate.metrics")
+    made = tuple(metric.name for metric in found if metric is not None)
+    if len(set(made)) < len(made):
+        raise ConfigError(f"evaluate.metrics = {list(named)}: name each metric once")
+    return made
 
 
 def _one_of(place: str, value: Any, known: tuple[str, ...]) -> None:

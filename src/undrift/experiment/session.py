@@ -174,6 +174,7 @@ class Session:
         self.folder.check_rounds(self.trainer.rounds_done)  # none may have been lost meanwhile
         self.folder.write_model(self.trainer.model())
         history = self.folder.history()
+        self.folder.write_evaluation(self.measure.whole())
         self.trainer.private_key.forget(self.folder.checkpoint)
         self.folder.finish({**_summary(history), **_noise(self.trainer)})
         self._closed = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from statistics import mean, stdev
 from typing import NamedTuple
@@ -41,6 +41,24 @@ def spread(values: Sequence[float]) -> Spread:
     if not values or any(math.isnan(v) for v in values):
         return Spread(math.nan, math.nan)
     return Spread(mean(values), stdev(values) if len(values) > 1 else math.nan)
+
+
+def mean_of_curves(curves: Sequence[Mapping[int, float]]) -> dict[int, Spread]:
+    """Average curves, one a seed, in the rounds that all of them have.
+
+    >>> mean_of_curves([{1: 0.2, 2: 0.4}, {1: 0.4}])[1].mean
+    0.30000000000000004
+    """
+    shared = set.intersection(*map(set, curves)) if curves else set()
+    return {r: _moments([c[r] for c in curves]) for r in sorted(shared)}
+
+
+def _moments(values: Sequence[float]) -> Spread:
+    """Summarise without an overflow on the way."""
+    mean = math.fsum(v / len(values) for v in values)
+    if len(values) < 2:
+        return Spread(mean, math.nan)
+    return Spread(mean, math.hypot(*(v - mean for v in values)) / math.sqrt(len(values) - 1))
 
 
 def paired_difference(

@@ -69,7 +69,10 @@ def _inside(table: Table, path: Path, function: Callable[..., Any] | None) -> It
             yield here, _checked(here, value)
 
 
-_LISTS = {("algorithm", "rules"), ("evaluate", "models")}
+_LISTS = {
+    *(("algorithm", "rules"), ("evaluate", "models"), ("evaluate", "metrics")),
+    ("task", "class_weights"),
+}
 
 
 def _is_sweep(value: list[Any], path: Path, function: Callable[..., Any] | None) -> bool:

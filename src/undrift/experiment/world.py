@@ -21,11 +21,11 @@ from undrift.data.partitions import ByKey, Parts, hold_out, per_client_test
 from undrift.data.partitions.protocol import Ids
 from undrift.describe import unchanging
 from undrift.errors import ConfigError, DataError, TaskError, UndriftError
-from undrift.experiment.exam import Exam, Paper
+from undrift.experiment.exams import exams_of, papers_of, sites_of
+from undrift.experiment.losses import loss_settings, meaning_of
 from undrift.experiment.measure import Measure, watched
 from undrift.experiment.names import (
     find,
-    imported,
     make,
     parameters,
     prefixed,
@@ -52,6 +52,14 @@ class Dealt:
     test_parts: Parts | None  # of the training examples: a share of every client's own
     validation: Ids | None  # training examples of clients that are held out
     owner: Tensor | None  # [test examples] the client of each, -1 for nobody's
+    names: Ids | None = None  # of each client, in the numbers of the data; None: they have none
+
+    def site_names(self) -> tuple[str, ...]:
+        """Name every client, by a number where it has no name."""
+        known = self.examples.info.client_names
+        numbers = range(len(self.parts)) if self.names is None else map(int, self.names)
+        named = self.names is not None
+        return tuple(known[i] if named and i < len(known) else str(i) for i in numbers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +87,7 @@ def build(experiment: Experiment, state_path: Path | None = None) -> World:
 
 def _build(experiment: Experiment, state_path: Path | None) -> World:
     dealt = deal(experiment)
-    task = make_task(experiment, dealt.examples)
+    task = make_task(experiment, dealt.examples, _trained_on(experiment, dealt))
     engine = experiment.engine
     device = "cpu" if engine.use == "ray" else device_named(engine.device)  # actors have the others
     examples = resident(dealt.examples, device, task.dtype)
@@ -115,6 +123,13 @@ def _build(experiment: Experiment, state_path: Path | None) -> World:
         raise prefixed(error, f"model {experiment.model.use!r}") from error
     _tell_idle(trainer)
     return World(experiment, dealt, trainer, _measure(experiment, dealt, examples, trainer))
+
+
+def _trained_on(experiment: Experiment, dealt: Dealt) -> Tensor | None:
+    """Give the targets that clients train on, where class weights ask for them."""
+    if experiment.task.class_weights != "balanced":
+        return None
+    return dealt.examples.train_y[torch.from_numpy(np.concatenate(dealt.parts))]
 
 
 def _tell_idle(trainer: Trainer) -> None:
@@ -200,7 +215,7 @@ def deal(experiment: Experiment) -> Dealt:
 
 def _deal(
     experiment: Experiment, examples: Examples
-) -> tuple[Parts, Parts | None, Ids | None, Tensor | None]:
+) -> tuple[Parts, Parts | None, Ids | None, Tensor | None, Ids | None]:
     seed, keys = experiment.seeds.partition, _numbers(examples.train_clients)
     partition = experiment.partition
     if partition is None and keys is None:
@@ -220,9 +235,10 @@ def _deal(
         if not any(len(part) for part in test_parts):
             raise DataError("hold.client_test: no client has two examples, so none can be tested")
     owner = None
-    if experiment.evaluate.clients and test_parts is None:
+    known = names is not None and examples.test_clients is not None
+    if test_parts is None and (experiment.evaluate.clients or known):
         owner = _owners(experiment, examples, names, len(parts))
-    return parts, test_parts, validation, owner
+    return parts, test_parts, validation, owner, names
 
 
 def _split(partition: Any, labels: Tensor, seed: int, keys: Any) -> Parts:
@@ -294,12 +310,14 @@ def _like_training(partition: Any, examples: Examples, seed: int) -> Parts:
 
 
 # ---------------------------------------------------------------------------------------- task
-def make_task(experiment: Experiment, examples: Examples) -> Task:
-    """Make the task: the model, its first weights a function of the seed, and its loss."""
+def make_task(experiment: Experiment, examples: Examples, targets: Tensor | None = None) -> Task:
+    """Make the task: the model, its first weights a function of the seed, and its loss.
+
+    Balanced class weights are those of `targets`, the ones that clients train on.
+    """
     settings = experiment.task
-    loss = _loss(experiment, examples)
     options = {
-        "loss": loss,
+        **loss_settings(experiment, examples, targets),
         "feature": settings.feature,
         "dtype": getattr(torch, settings.dtype),
     }
@@ -360,21 +378,6 @@ def _blocks(preparation: Any) -> list[int]:
     return [size for sizes in each for size in sizes if size]
 
 
-def _loss(experiment: Experiment, examples: Examples) -> Any:
-    name = experiment.task.loss
-    if ":" in name:
-        with own.scope(experiment.home):
-            return imported(name, "task.loss")
-    numbers = experiment.task.target == "input" or not examples.classes
-    if name == "auto":
-        return "mse" if numbers else "cross_entropy"
-    if name == "cross_entropy" and numbers:
-        raise ConfigError("task.loss = 'cross_entropy' needs classes; these targets are numbers")
-    if name == "mse" and not numbers:
-        raise ConfigError("task.loss = 'mse' needs numbers; these targets are classes")
-    return name
-
-
 def _augmentation(experiment: Experiment, examples: Examples) -> Any:
     task = experiment.task
     if not (task.flip or task.crop):
@@ -394,30 +397,12 @@ def _targets(experiment: Experiment, x: Tensor, training: bool, examples: Exampl
 
 # --------------------------------------------------------------------------------------- exams
 def _measure(experiment: Experiment, dealt: Dealt, examples: Examples, trainer: Trainer) -> Measure:
-    evaluate = experiment.evaluate
-    train_y = _targets(experiment, examples.train_x, True, examples)
-    test_y = _targets(experiment, examples.test_x, False, examples)
-    classes = examples.classes if evaluate.per_class else 0
-    papers: dict[str, Paper] = {}
-    if len(examples.test_x):
-        clients = len(dealt.parts) if dealt.owner is not None else 0
-        papers["test"] = Paper(examples.test_x, test_y, dealt.owner, clients, classes)
-    if dealt.test_parts is not None:
-        # each client's own test examples; without a common test set they are the test
-        name = "own" if papers else "test"
-        papers[name] = _own_paper(examples.train_x, train_y, dealt.test_parts)
-    if dealt.validation is not None:
-        rows = torch.from_numpy(dealt.validation)
-        papers["validation"] = Paper(examples.train_x[rows], train_y[rows])
+    evaluate, task = experiment.evaluate, trainer.task
     if evaluate.per_class and (not examples.classes or experiment.task.target == "input"):
         raise ConfigError("evaluate.per_class needs classes; these targets are numbers")
-    device = trainer.engine.device
-    exams = {n: Exam(trainer.task, p, device, evaluate.batch) for n, p in papers.items()}
-    return Measure(trainer, evaluate, exams)
-
-
-def _own_paper(x: Tensor, y: Tensor, parts: Parts) -> Paper:
-    rows = torch.from_numpy(np.concatenate(parts))
-    sizes = torch.tensor([len(p) for p in parts])
-    owner = torch.repeat_interleave(torch.arange(len(parts)), sizes)
-    return Paper(x[rows], y[rows], owner, len(parts))
+    train_y = _targets(experiment, examples.train_x, True, examples)
+    test_y = _targets(experiment, examples.test_x, False, examples)
+    papers = papers_of(evaluate, dealt, examples, (train_y, test_y))
+    meaning = meaning_of(experiment, examples, task)
+    exams = exams_of(task, papers, evaluate, meaning, trainer.engine.device)
+    return Measure(trainer, evaluate, exams, meaning, sites_of(dealt, papers))

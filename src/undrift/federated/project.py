@@ -148,6 +148,11 @@ def _dtype(table: dict[str, Any]) -> torch.dtype:
 def check_deployable(experiment: Experiment) -> None:
     """Refuse what needs everybody's examples or states in one place."""
     evaluate, hold = experiment.evaluate, experiment.hold
+    if experiment.task.class_weights == "balanced":
+        raise ConfigError(
+            "task.class_weights = 'balanced' needs everybody's counts of classes in one place: "
+            "write the weights as a list"
+        )
     beyond = set(evaluate.models) != {"cloud"} or evaluate.drift or evaluate.clients
     if beyond or hold.validation_clients or hold.client_test:
         raise ConfigError(

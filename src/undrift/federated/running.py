@@ -9,9 +9,11 @@ from pathlib import Path
 from undrift.errors import EmptyRoundError
 from undrift.experiment.blueprint import files_of
 from undrift.experiment.events import Listener
-from undrift.experiment.exam import Exam, Paper
+from undrift.experiment.exam import Paper
+from undrift.experiment.exams import exams_of
 from undrift.experiment.folder import RunFolder
 from undrift.experiment.history import History
+from undrift.experiment.losses import meaning_of
 from undrift.experiment.measure import Measure
 from undrift.experiment.session import Job, Session, has_more, info_of, train
 from undrift.experiment.tables import Table
@@ -72,17 +74,19 @@ class DeployedJob(Job):
             patience=project.patience,
             refusals=refusals,
         )
-        return coordinator, Measure(coordinator, experiment.evaluate, self._exams(coordinator))
+        return coordinator, self._measure(coordinator)
 
-    def _exams(self, coordinator: Coordinator) -> dict[str, Exam]:
-        if not self.project.judge:
-            return {}
+    def _measure(self, coordinator: Coordinator) -> Measure:
         settings = self.project.experiment
+        if not self.project.judge:
+            return Measure(coordinator, settings.evaluate, {})
         examples = examples_of(settings)
         y = examples.test_x.flatten(1) if settings.task.target == "input" else examples.test_y
         paper = Paper(examples.test_x, y)
-        device = coordinator.engine.device
-        return {"test": Exam(coordinator.task, paper, device, settings.evaluate.batch)}
+        task, evaluate = coordinator.task, settings.evaluate
+        meaning, papers = meaning_of(settings, examples, task), {"test": paper}
+        exams = exams_of(task, papers, evaluate, meaning, coordinator.engine.device)
+        return Measure(coordinator, evaluate, exams, meaning)
 
 
 def run_deployed(

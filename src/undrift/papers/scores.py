@@ -12,6 +12,7 @@ from typing import Any
 from undrift.experiment.comparison import Reached, Variant, mean_curve
 from undrift.experiment.history import History
 from undrift.experiment.statistics import spread
+from undrift.metrics import in_percent
 
 Numbers = dict[str, Any]
 FIVE = 5  # rounds that rFedAvg's code averages over
@@ -52,7 +53,7 @@ def diverged(history: History, metric: str) -> bool:
 
 def unit(metric: str) -> float:
     """Give what a metric is multiplied by: accuracies are shown in per cent."""
-    return 100.0 if "accuracy" in metric else 1.0
+    return 100.0 if in_percent(metric) else 1.0
 
 
 def summed(values: Sequence[float]) -> Numbers:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from undrift.experiment.family import paper_settings
+from undrift.metrics import lower_is_better
 from undrift.papers.records import Entry
 
 
@@ -29,7 +30,7 @@ def _badness(entry: Entry) -> tuple[float, ...]:
     reached = [r for r in ours["rounds_to"][-1]["each"] if r is not None]
     never = len(entry["seeds"]) - len(reached)
     rounds = sum(reached) / len(reached) if reached else math.inf
-    return (never, rounds, ours["value"] * (1 if "loss" in paper["metric"] else -1))
+    return (never, rounds, ours["value"] * (1 if lower_is_better(paper["metric"]) else -1))
 
 
 def told(entry: Entry) -> str:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Real
 from typing import Any
 
+from undrift import metrics
 from undrift.errors import DataError
 from undrift.experiment.events import Record
+from undrift.experiment.statistics import mean_of_curves
 
 Values = tuple[float | None, ...]
 LARGEST = 1e300  # beyond, sums and differences would overflow: as good as infinite
@@ -100,7 +103,7 @@ class Page:
 
 @dataclass(frozen=True)
 class MeanCurve:
-    """One metric of a group, averaged over its runs, at the rounds where some run has a value."""
+    """One metric of a group, averaged over its runs, in the rounds where all have a value."""
 
     rounds: tuple[int, ...]
     mean: tuple[float, ...]
@@ -130,39 +133,38 @@ def groups_from(records: Sequence[tuple[str, int, Sequence[Record]]]) -> tuple[G
 
 
 def known_metrics(groups: Sequence[Group]) -> tuple[str, ...]:
-    """Name the metrics of which some run has a value, in the order they first appear."""
-    names: dict[str, None] = {}
-    for run in (run for group in groups for run in group.runs):
-        for name, values in run.values.items():
-            if name not in names and any(finite(value) is not None for value in values):
-                names[name] = None
-    return tuple(names)
+    """Name the metrics of which some group has a mean curve, in the order they first appear."""
+    names = dict.fromkeys(n for group in groups for run in group.runs for n in run.values)
+    return tuple(n for n in names if any(map(partial(_has_mean, n), groups)))
+
+
+def _has_mean(metric: str, group: Group) -> bool:
+    rounds = [set(_known(run, metric)) for run in group.runs]
+    return bool(rounds) and bool(set.intersection(*rounds))
 
 
 def mean_curve(group: Group, metric: str) -> MeanCurve:
-    """Average a metric over the runs that have a value in a round.
+    """Average a metric in the rounds in which all runs have a value.
 
     >>> runs = [RunCurves(s, (1, 2), {"loss": (1.0 + s, None)}) for s in (0, 1, 2)]
     >>> mean_curve(Group("fedavg", tuple(runs)), "loss")
     MeanCurve(rounds=(1,), mean=(2.0,), std=(1.0,))
     """
-    measured: dict[int, list[float]] = {}
-    for run in group.runs:
-        for number, value in zip(run.rounds, run.values.get(metric, ()), strict=False):
-            known = finite(value)
-            if known is not None:
-                measured.setdefault(number, []).append(known)
-    rounds = tuple(sorted(measured))
-    moments = [_mean_and_std(measured[number]) for number in rounds]
-    return MeanCurve(rounds, tuple(m for m, _ in moments), tuple(s for _, s in moments))
+    found = mean_of_curves([_known(run, metric) for run in group.runs])
+    mean, std = (tuple(m[k] for m in found.values()) for k in (0, 1))
+    return MeanCurve(tuple(found), mean, tuple(0.0 if math.isnan(s) else s for s in std))
+
+
+def _known(run: RunCurves, metric: str) -> dict[int, float]:
+    """Give the values of a run, round by round."""
+    pairs = zip(run.rounds, map(finite, run.values.get(metric, ())), strict=False)
+    return {number: value for number, value in pairs if value is not None}
 
 
 def in_percent(groups: Sequence[Group], metric: str) -> bool:
-    """Tell whether a metric reads best in percent: an accuracy with values from 0 to 1."""
-    if "accuracy" not in metric:
-        return False
+    """Tell whether a metric reads best in percent."""
     values = (finite(v) for g in groups for r in g.runs for v in r.values.get(metric, ()))
-    return all(v is None or 0 <= v <= 1 for v in values)
+    return metrics.in_percent(metric, values)
 
 
 def finite(value: object) -> float | None:
@@ -206,10 +208,3 @@ def _scalar_names(lines: Sequence[Record]) -> list[str]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _mean_and_std(values: Sequence[float]) -> tuple[float, float]:
-    mean = math.fsum(values) / len(values)
-    if len(values) < 2:
-        return mean, 0.0
-    return mean, math.hypot(*(value - mean for value in values)) / math.sqrt(len(values) - 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from undrift.metrics import in_percent
 from undrift.report.sparkline import ASCII, BLOCKS, sparkline
 from undrift.report.terminal_state import (
     RunView,
@@ -107,12 +108,12 @@ def final_line(state: ViewState, room: int) -> str:
 
 
 def value_text(name: str, value: float) -> str:
-    """Write an accuracy in per cent, a loss in four digits.
+    """Write a share in per cent, everything else in four digits.
 
     >>> value_text("test_accuracy", 0.7134), value_text("test_loss", 0.43219)
     ('71.3 %', '0.4322')
     """
-    return f"{100 * value:.1f} %" if name.endswith("accuracy") else f"{value:.4g}"
+    return f"{100 * value:.1f} %" if in_percent(name, [value]) else f"{value:.4g}"
 
 
 def why_text(error: BaseException) -> str:

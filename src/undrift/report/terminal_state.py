@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from undrift.experiment.events import Record, RunInfo
+from undrift.metrics import lower_is_better
 from undrift.report.terminal_text import cells, clean, duration
 
 SHOWN = ("test_accuracy", "test_loss", "train_loss")  # the first that a run has is shown
@@ -153,8 +154,8 @@ def _expected_lengths(state: ViewState) -> list[float]:
 
 
 def best_of(name: str, curve: Sequence[tuple[int, float]]) -> tuple[int, float]:
-    """Return the round and the value of the best measurement: least loss, greatest accuracy."""
-    sign = -1 if name.endswith("loss") else 1
+    """Return the round and the value of the best measurement."""
+    sign = -1 if lower_is_better(name) else 1
     finite = [(number, value) for number, value in curve if isfinite(value)]
     return max(finite or curve, key=lambda point: sign * point[1])
 

@@ -34,13 +34,15 @@ function pointsOf(run, metric, axis, xSize, ySize) {
   return points.filter((p) => p.x !== null && p.y !== null).map((p) => ({ ...p, x: p.x / xSize, y: p.y / ySize }));
 }
 
+// In the rounds that all runs have, as in the tables.
 function meanOf(runs) {
   const byRound = new Map();
   for (const point of runs.flat()) {
     if (!byRound.has(point.round)) byRound.set(point.round, []);
     byRound.get(point.round).push(point);
   }
-  return [...byRound.entries()].sort((a, b) => a[0] - b[0]).map(([round, points]) => averaged(round, points));
+  const shared = [...byRound.entries()].filter(([, points]) => points.length === runs.length);
+  return shared.sort((a, b) => a[0] - b[0]).map(([round, points]) => averaged(round, points));
 }
 
 function averaged(round, points) {

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from undrift.data.partitions.labels import find_classes, is_continuous
 from undrift.data.summary import count_table, summarise
 from undrift.errors import ConfigError, DataError, MissingExtra, UndriftError
+from undrift.experiment.baselines import Baseline
 from undrift.experiment.comparison import Comparison, Line
 from undrift.experiment.folder import open_run
 from undrift.experiment.pool import run_folder
@@ -34,6 +35,7 @@ class Reported(NamedTuple):
     experiment: Experiment  # own parts may be exchanged for plain ones: nothing is trained
     written: str  # as its file says it
     dealt: bool = True  # whether its data can be dealt again, for their picture
+    as_run: bool = True  # whether no own part was exchanged
 
     @classmethod
     def of(cls, experiment: Experiment) -> Reported:
@@ -50,7 +52,7 @@ class Reported(NamedTuple):
         strange = [name for name in PLAIN if foreign_names({name: table.get(name)})]
         plain = {**table, **{name: PLAIN[name] for name in strange}}
         dealt = not {"data", "partition"} & set(strange)
-        return cls(Experiment.from_table(plain), write_table(table), dealt)
+        return cls(Experiment.from_table(plain), write_table(table), dealt, as_run=False)
 
 
 # what stands for own parts where they are only told of
@@ -94,7 +96,18 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "baseline": comparison.variants[0].label,
         "seeds": seeds,
         "variants": lines,
+        "baselines": [_json_baseline(b) for b in comparison.baselines.rows],
         "verdict": comparison.verdict(),
+    }
+
+
+def _json_baseline(baseline: Baseline) -> dict[str, Any]:
+    found = {metric: baseline.last(metric) for metric in baseline.metrics}
+    return {
+        "kind": baseline.kind,
+        "label": baseline.label,
+        "seeds": list(baseline.seeds),
+        "metrics": {n: {"mean": _number(s.mean), "std": _number(s.std)} for n, s in found.items()},
     }
 
 

@@ -45,6 +45,20 @@ def test_peers_agree_and_are_measured(tmp_path, monkeypatch):
     assert found["against_undrift"]["cpu_seconds"]["best"]["undrift"] == 1
 
 
+def test_tables_are_read_beside_pandas(tmp_path, monkeypatch):
+    for extra in ("pandas", "pyarrow"):
+        pytest.importorskip(extra)
+    out = tmp_path / "tables.json"
+    call(monkeypatch, "tables", "--tiny", "--out", out)
+    found = json.loads(out.read_text())
+    assert found["tiny"] and found["ways"]["pandas"]["shape"] == [20_000, 32]
+    # 25 numbers with an indicator each, 5 categories of 10 levels and a missing one
+    assert found["ways"]["columns"]["shape"] == [20_000, 105]
+    assert found["ways"]["inferred"]["shape"] == found["ways"]["columns"]["shape"]
+    assert found["ways"]["careful"]["shape"] == [200, 105]
+    assert all(one["seconds"] > 0 < one["peak_mb"] for one in found["ways"].values())
+
+
 def test_a_peer_that_trains_otherwise_is_refused(tmp_path):
     driver, works = load("peers"), sys.modules["works"]
     job = works.make_job("emnist_mlp", tmp_path, 1, 1, True, True)

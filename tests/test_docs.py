@@ -48,6 +48,22 @@ def test_the_quickstart_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> 
     exec(compile(quick, "quickstart", "exec"), {})
 
 
+def test_tables_are_read_as_written(here: Path) -> None:
+    space: dict[str, Any] = {}
+    load_it, new_rows = blocks("tables.md", "python")
+    exec(compile(load_it, "tables", "exec"), space)
+    data = space["data"]
+    assert data.info.dropped == 5 and data.info.feature_names[:3] == (
+        *("age", "age is missing", "blood=A"),
+    )
+    exec(compile(new_rows, "tables", "exec"), space)
+    assert space["rows"].errors == {1: "column 'age': 'old' is no number"}
+    assert space["x"].shape == (2, len(data.info.feature_names))
+    line = "undrift init patients.csv --client clinic --target outcome"
+    assert line in (DOCS / "tables.md").read_text("utf-8")
+    assert main(shlex.split(line)[1:]) == 0
+
+
 def test_own_parts_run_as_written(here: Path) -> None:
     parts = blocks("bring-your-own.md", "python file=my_parts.py")
     (here / "my_parts.py").write_text("\n".join(parts))

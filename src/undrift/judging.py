@@ -112,8 +112,8 @@ class Judge:
 
         Many models may be said to `stay`: they lie at the same place after every round.
         """
-        longest = max(who.sizes.tolist())
-        parts = self._parts(who.sizes, batch)
+        sizes = who.sizes.tolist()
+        longest, parts = max(sizes), self._parts(sizes, batch)
 
         def judge(info: ClientInfo, *model: Tree) -> Tensor:
             own, found = model or (w, buffers), []
@@ -130,14 +130,13 @@ class Judge:
             sums = self._replayed((kind, _place(w)) if stays else None, judge, who.info)
         return JudgedClients(who.ids, self.names, sums)
 
-    def _parts(self, sizes: Tensor, batch: int) -> list[tuple[slice, int]]:
+    def _parts(self, sizes: list[int], batch: int) -> list[tuple[slice, int]]:
         """Cut clients into parts, and tell how long the longest of each is."""
-        count, longest = len(sizes), int(sizes.max())
+        count, longest = len(sizes), max(sizes)
         if self.engine.device.type == "cuda":  # parts by sizes would be a graph for every cohort
             width = max(1, batch // longest)
             return [(slice(i, min(i + width, count)), longest) for i in range(0, count, width)]
-        found = cut(sizes, count, batch)
-        return [(part, int(sizes[part].max())) for part in found]
+        return [(part, max(sizes[part])) for part in cut(sizes, count, batch)]
 
     def _some_clients(self, model: tuple[Vec, Buffers], info: ClientInfo, longest: int) -> Tensor:
         """Give what the means of each client divide, and by what: [2, M, C]."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,11 +19,10 @@ from undrift.core.losses import Focal
 from undrift.errors import CheckpointError, ConfigError, DataError
 from undrift.experiment.batch import run_together
 from undrift.experiment.folder import RunFolder
-from undrift.experiment.losses import loss_settings, meaning_of
 from undrift.experiment.pool import run_all
 from undrift.experiment.run import run
 from undrift.experiment.spec import Experiment, load
-from undrift.experiment.world import World, build, make_task
+from undrift.experiment.world import World, build
 
 from .test_run import Recorder
 from .tiny import tiny
@@ -365,21 +363,17 @@ def test_losses_of_numbers_learn(clinics, loss: str) -> None:
 
 
 def test_declared_counts_learn_by_their_likelihood(clinics) -> None:
-    made = experiment(clinics, "data.standardise=false", "data.kind=numbers", target="visits")
-    examples = build(made).dealt.examples
-    declared = replace(examples, info=examples.info._replace(preparation=Declared(Count())))
-    assert loss_settings(made, examples) == {"loss": "mse"}
-    assert loss_settings(made, declared) == {"loss": "poisson"}
-    meaning = meaning_of(made, declared, make_task(made, declared))
-    assert (meaning.kind, meaning.log, meaning.std) == ("counts", True, 1.0)
-
-
-class Count(NamedTuple):
-    kind: str = "count"
-
-
-class Declared(NamedTuple):
-    target: Count
+    made = experiment(clinics, "data.kind=count", "evaluate.metrics=poisson_deviance,rmse",
+                      "rounds=20", "algorithm.lr=0.02", target="visits")  # fmt: skip
+    world = build(made)
+    meaning = world.measure.meaning
+    assert world.trainer.task.loss_name == "poisson"
+    assert meaning is not None and (meaning.kind, meaning.log, meaning.std) == ("counts", True, 1.0)
+    history = run(made)
+    assert history.last("test_poisson_deviance") < 0.8 * history["test_poisson_deviance"][0]
+    squared = build(experiment(clinics, "data.kind=count", "task.loss=mse", target="visits"))
+    meaning = squared.measure.meaning
+    assert meaning is not None and (meaning.kind, meaning.log) == ("counts", False)
 
 
 def test_a_folder_that_nobody_may_write_to_is_judged_all_the_same(

@@ -185,13 +185,13 @@ def test_a_rectangle_zooms_both_ways_and_the_button_resets(visit):
     assert tab.texts('svg.live text[text-anchor="end"]') == ticks
 
 
-def test_seeds_without_a_value_are_told(visit):
+def test_a_line_ends_where_the_first_seed_has_no_value(visit):
     runs = [RunCurves(s, (1, 2), {"loss": (1.0, None if s else 3.0)}) for s in (0, 1)]
     tab = visit(page(groups=(Group("g", tuple(runs)),), metrics=("loss",), targets={}))
     tab.run("document.querySelector('#plot').focus()")
     tab.press("End")
-    assert tip_rows(tab) == [("g", "3", "")]
-    assert tab.texts("#tip td.more") == ["1 of 2 seeds"]
+    assert tip_rows(tab) == [("g", "1", "± 0")]
+    assert tab.text("#tip strong") == "round 1"
 
 
 @pytest.mark.parametrize("value", [0.0, -3.0, 1e300, 5e-324])

@@ -56,11 +56,15 @@ def test_numbers_and_tensors_are_told_as_what_they_are(tmp_path: Path) -> None:
     assert "a count, by its expected value" in card_of(packaged("count"))
     card = card_of(read_run(trained(tmp_path / "a")))
     assert "It reads tensors [n, 5] of numbers." in card and "## Columns" not in card
-    assert "test_accuracy: 0." in card and "Scaffold" in card and "Sgd (lr 0.1)" in card
+    assert "| accuracy | 0." in card and "Scaffold" in card and "Sgd (lr 0.1)" in card
+    (tmp_path / "a/evaluation.json").unlink()  # of before: its summary tells one number
+    assert "test_accuracy: 0." in card_of(read_run(tmp_path / "a"))
 
 
 def test_a_run_that_is_not_complete_says_so(tmp_path: Path) -> None:
-    (trained(tmp_path / "a") / "summary.json").unlink()
+    folder = trained(tmp_path / "a")
+    for name in ("summary.json", "evaluation.json"):
+        (folder / name).unlink()
     card = card_of(read_run(tmp_path / "a"))
     assert "Rounds: 2 of 2: not complete." in card
     assert "The run is not complete: it has no result yet." in card

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Sequence
 
 
-def cut(slots: Tensor, width: int, most: int) -> list[slice]:
+def cut(slots: Sequence[int], width: int, most: int) -> list[slice]:
     """Cut a cohort into chunks of at most `width` clients.
 
     A chunk's plan is padded to its longest client.  Padded so it holds at most `most` positions,
     unless one client alone has more.
 
-    >>> cut(torch.tensor([1, 1, 100, 1, 1]), width=4, most=10)
+    >>> cut([1, 1, 100, 1, 1], width=4, most=10)
     [slice(0, 2, None), slice(2, 3, None), slice(3, 5, None)]
     """
     count = len(slots)
-    if not count or int(slots.max()) * min(width, count) <= most:
+    if not count or max(slots) * min(width, count) <= most:
         return [slice(i, min(i + width, count)) for i in range(0, count, width)]
     found, start, longest = [], 0, 0
-    for c, own in enumerate(slots.tolist()):
+    for c, own in enumerate(slots):
         longest = max(longest, own)
         if c > start and (c - start == width or (c - start + 1) * longest > most):
             found.append(slice(start, c))

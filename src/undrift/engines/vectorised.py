@@ -373,7 +373,7 @@ class Vectorised(Engine):
         self._decide(algo, work)
         count, workers = len(work.ids), self.workers or 1
         width = min(self.chunk or count, -(-count // workers))
-        return cut(work.slots(), width, SLOTS[self.device.type])
+        return cut(work.slots().tolist(), width, SLOTS[self.device.type])
 
     def _train(
         self, algo: Algorithm, broadcast: Broadcast, clients: Client, work: Assignment

@@ -1,7 +1,10 @@
 """Tables of several holders: read, describe, prepare by sums; see README.md."""
 
+from undrift.tabular.agreeing import agree, prepare
+from undrift.tabular.encoding import Goal, Part
 from undrift.tabular.frames import Frame
-from undrift.tabular.preparation import Goal, Preparation, agree, prepare
+from undrift.tabular.preparation import Preparation
+from undrift.tabular.reading import NewRows, open_table, read_rows
 from undrift.tabular.schema import (
     Category,
     Classes,
@@ -29,8 +32,10 @@ __all__ = [
     "Flag",
     "Frame",
     "Goal",
+    "NewRows",
     "Number",
     "Numbers",
+    "Part",
     "Preparation",
     "Question",
     "Schema",
@@ -38,7 +43,9 @@ __all__ = [
     "agree",
     "answer",
     "first_question",
+    "open_table",
     "prepare",
+    "read_rows",
     "second_question",
     "third_question",
 ]

@@ -33,7 +33,7 @@ from undrift.tabular.growing import RawTable, Wish
 from undrift.tabular.problems import Place, Problems
 
 TEXTS = ("string", "large_string", "string_view")
-SAMPLE = 2000  # rows that tell how a column is to be read fast
+SAMPLE = 1000  # rows that tell how a column is to be read fast
 BLOCK_BYTES = 2**22
 UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
@@ -67,83 +67,137 @@ def read_csv(
         for name, grown in sample.items()
     }
     try:
-        grown = _stream(made, opened, numeric, missing)
+        with opened.path.open("rb") as start:
+            breaks = b'"' in start.read(BLOCK_BYTES)
+        grown, file = _stream(made, opened, numeric, missing, breaks)
+        if (
+            file.quotes and not breaks
+        ):  # a quoted cell may hold a line break, at which blocks must not be cut
+            grown, file = _stream(made, opened, numeric, missing, True)
     except (made.ArrowException, OSError, *BROKEN):
         return None
     columns: dict[str, Raw] = {}
-    for name in wishes:
+    for name in wishes if grown else ():
         found = grown.pop(name).raw(wishes[name], sample[name].whole)
         if found is None:
             return None
         columns[name] = found
-    rows = len(next(iter(columns.values())).values)
-    lines = _lines(opened.path)
-    exact = lines in (rows + 1, rows + 2)
+    rows = max((len(raw.values) for raw in columns.values()), default=0)
+    exact = file.lines in (rows + 1, rows + 2)
     place = Place(str(opened.path), *(
         ("line", np.arange(2, rows + 2)) if exact else ("row", np.arange(1, rows + 1))
     ))  # fmt: skip
     return RawTable(place, columns) if rows else None
 
 
-def _lines(path: Path) -> int:
-    with path.open("rb") as file:
-        return 1 + sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
+class _Counting:
+    """A file for pyarrow that counts its lines while they are read."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb")
+        self.lines, self.quotes, self.closed = 1, False, False
+
+    def read(self, size: int = -1) -> bytes:
+        """Read on."""
+        made = self._file.read(size)
+        self.lines += made.count(b"\n")
+        self.quotes = self.quotes or b'"' in made
+        return made
+
+    def __enter__(self) -> _Counting:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def readable(self) -> bool:
+        """Say yes."""
+        return True
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        self.closed = True
 
 
 def _stream(
-    made: Any, opened: Delimited, numeric: Mapping[str, bool], missing: Sequence[str]
-) -> dict[str, _Fast]:
+    made: Any,
+    opened: Delimited,
+    numeric: Mapping[str, bool],
+    missing: Sequence[str],
+    breaks: bool,
+) -> tuple[dict[str, _Fast], _Counting]:
+    """Read batches until the end, or until a quote comes where line breaks are not looked for."""
     words = made.dictionary(made.int32(), made.string())
     csv, written = made.csv, dict(zip(opened.names, opened.header, strict=True))
     types = {written[n]: made.float64() if number else words for n, number in numeric.items()}
-    reader = csv.open_csv(
-        opened.path,
-        read_options=csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
-        parse_options=csv.ParseOptions(delimiter=opened.delimiter, newlines_in_values=True),
-        convert_options=csv.ConvertOptions(
-            column_types=types,
-            include_columns=list(types),
-            null_values=list(missing),
-            strings_can_be_null=True,
-        ),
-    )
-    grown = {name: _Fast(number, missing) for name, number in numeric.items()}
-    for batch in reader:
-        for name in numeric:
-            grown[name].add(batch.column(written[name]))
-    return grown
+    with _Counting(opened.path) as file:
+        reader = csv.open_csv(
+            made.PythonFile(file, mode="r"),
+            read_options=csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
+            parse_options=csv.ParseOptions(delimiter=opened.delimiter, newlines_in_values=breaks),
+            convert_options=csv.ConvertOptions(
+                column_types=types,
+                include_columns=list(types),
+                null_values=list(missing),
+                strings_can_be_null=False,  # texts of missing cells have the code -1
+            ),
+        )
+        grown: dict[str, _Fast] = {}
+        for batch in reader:
+            if file.quotes and not breaks:
+                break
+            if not grown:
+                size = opened.path.stat().st_size
+                rows = 1000 + int(1.05 * batch.num_rows * size / min(size, BLOCK_BYTES))
+                grown = {name: _Fast(number, missing, rows) for name, number in numeric.items()}
+            for name in numeric:
+                grown[name].add(batch.column(written[name]))
+        return grown, file
 
 
 class _Fast:
-    """Grows one column from batches."""
+    """Grows one column from batches; `rows` is about how many there will be."""
 
-    def __init__(self, number: bool, missing: Sequence[str]) -> None:
-        self.number, self.odd = number, False
+    def __init__(self, number: bool, missing: Sequence[str], rows: int) -> None:
+        self.number, self.odd, self.rows = number, False, 0
         self.shift = len(set(missing))
         self.known = dict.fromkeys(missing, -1)
-        self.parts: list[NDArray[Any]] = []
+        # pages that are never written take no memory
+        self.values: NDArray[Any] = np.empty(rows, np.float64 if number else np.int32)
 
     def add(self, cells: Any) -> None:
-        if self.number:
-            values = np.array(cells.to_numpy(zero_copy_only=False))
-            self.odd |= int(np.isnan(values).sum()) != cells.null_count
-            self.parts.append(values)
-            return
+        """Take in a batch."""
+        end = self.rows + len(cells)
+        if end > len(self.values):
+            more = np.empty(2 * end, self.values.dtype)
+            more[: self.rows] = self.values[: self.rows]
+            self.values = more
+        self.values[self.rows : end] = self._numbers(cells) if self.number else self._codes(cells)
+        self.rows = end
+
+    def _numbers(self, cells: Any) -> NDArray[Any]:
+        values: NDArray[Any] = cells.to_numpy(zero_copy_only=False)
+        gone = np.count_nonzero(np.isnan(values))
+        with np.errstate(invalid="ignore"):
+            far = gone < len(values) and np.fmax.reduce(np.abs(values)) >= EXACT
+        self.odd |= bool(far) or gone != cells.null_count
+        return values
+
+    def _codes(self, cells: Any) -> NDArray[Any]:
         names = [text.strip() for text in cells.dictionary.to_pylist()]
         known, shift = self.known, self.shift
         codes = [known.setdefault(name, len(known) - shift) for name in names]
-        place = np.array([*codes, -1], dtype=np.int32)
-        self.parts.append(place[cells.indices.fill_null(len(codes)).to_numpy()])
+        made: NDArray[Any] = np.array(codes, dtype=np.int32)[cells.indices.to_numpy()]
+        return made
 
     def raw(self, wish: Wish, whole: bool) -> Raw | None:
         """Give the column; None where somebody has to look closer."""
-        values = np.concatenate(self.parts) if self.parts else np.empty(0)
-        self.parts = []
+        values = self.values[: self.rows]
         if self.number:
-            with np.errstate(invalid="ignore"):
-                if self.odd or (np.abs(values) >= EXACT).any():
-                    return None
-                whole = whole and bool((np.isnan(values) | (values == np.floor(values))).all())
+            if self.odd:
+                return None
+            whole = whole and bool((np.isnan(values) | (values == np.floor(values))).all())
             return Raw("numbers", values, (), whole)
         names = tuple(list(self.known)[self.shift :])
         raw = Raw("texts", values, names)
@@ -153,14 +207,17 @@ class _Fast:
 def _decided(raw: Raw, wish: Wish) -> Raw | None:
     """Take texts for what the cells say, where there is no doubt."""
     numbers = [as_number(name) for name in raw.names]
-    if raw.names and all(value is None for value in numbers):
-        comma = all(DECIMAL_COMMA.fullmatch(name) for name in raw.names)
-        return None if comma else raw
-    whole = all(map(WHOLE.fullmatch, raw.names))
-    if wish == "target" and whole and raw.names:
+    words = [name for name, value in zip(raw.names, numbers, strict=True) if value is None]
+    if words:
+        counts = np.bincount(raw.values[raw.values >= 0], minlength=len(numbers))
+        texts = int(counts[[value is None for value in numbers]].sum())
+        comma = all(map(DECIMAL_COMMA.fullmatch, words))
+        return None if comma or 2 * texts <= counts.sum() else raw
+    if wish == "target" and raw.names and all(map(WHOLE.fullmatch, raw.names)):
         return raw._replace(whole=True)
-    if any(value is None or not abs(value) < EXACT for value in numbers):
+    if not all(value is not None and abs(value) < EXACT for value in numbers):
         return None
+    whole = all(map(WHOLE.fullmatch, raw.names))
     values = np.array([*numbers, np.nan], dtype=np.float64)[raw.values]
     return Raw("numbers", values, (), whole, any(map(PADDED.fullmatch, raw.names)))
 

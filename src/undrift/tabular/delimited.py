@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -46,8 +46,13 @@ class Delimited:
         self.header = header
         self.names = [name.strip() for name in header]
 
-    def read(self, wishes: Mapping[str, Wish], missing: Sequence[str] = MISSING) -> RawTable:
-        """Read some of the columns; all problems of the file make one error."""
+    def read(
+        self,
+        wishes: Mapping[str, Wish],
+        missing: Sequence[str] = MISSING,
+        noted: Problems | None = None,
+    ) -> RawTable:
+        """Read some of the columns; all problems of the file make one error, or are `noted`."""
         wishes = dict(wishes)
         while True:
             problems = Problems(str(self.path))
@@ -64,7 +69,10 @@ class Delimited:
                 except Again:
                     wishes[name], again = "texts", True
             if not again:
-                problems.check()
+                if noted is None or problems.broken:
+                    problems.check()
+                else:
+                    noted.take(problems)
                 return RawTable(place, made)
 
     def sample(
@@ -98,7 +106,7 @@ class Delimited:
     ) -> tuple[dict[str, Growing], Sequence[int]]:
         grown = {name: Growing(wish, missing) for name, wish in wishes.items()}
         lines = array("q")
-        for numbers, rows in self._blocks(problems):
+        for numbers, rows in self._blocks(problems, size=most or BLOCK):
             lines.extend(numbers)
             for name, cells in self.cells(rows, grown).items():
                 grown[name].add(cells)
@@ -114,20 +122,21 @@ class Delimited:
         return {name: [row[at_first[name]].strip() for row in rows] for name in wanted}
 
     def _blocks(
-        self, problems: Problems, odd: dict[int, str] | None = None
+        self, problems: Problems, odd: dict[int, str] | None = None, size: int | None = None
     ) -> Iterator[tuple[list[int], list[list[str]]]]:
         """Give rows block by block; those of another width are problems, or kept and `odd`."""
         count = 0
         with _readable(self.path), self.path.open(encoding="utf-8-sig", newline="") as file:
-            rows = _rows(file, self.delimiter, self.path, problems.add)
+            rows = _rows(file, self.delimiter, self.path, problems)
             next(rows)
             lines: list[int] = []
             held: list[list[str]] = []
-            block = max(1, min(BLOCK, CELLS // len(self.names)))
+            block = max(1, min(size or BLOCK, CELLS // len(self.names)))
             for line, row in rows:
                 if len(row) != len(self.names):
                     if odd is None:
                         problems.add(self._ragged(line, row), line)
+                        problems.broken = True
                         continue
                     odd[count] = self._ragged(line, row)
                     row = [""] * len(self.names)
@@ -157,9 +166,7 @@ def _delimiter(header: str, path: Path) -> str:
     return max(DELIMITERS, key=bare.count)
 
 
-def _rows(
-    file: IO[str], delimiter: str, path: Path, note: Callable[[str, float], None] | None = None
-) -> Rows:
+def _rows(file: IO[str], delimiter: str, path: Path, problems: Problems | None = None) -> Rows:
     """Give rows with the line where each begins; blank lines are left out."""
     reader = csv.reader(lines_of(file), delimiter=delimiter, strict=True)
     while True:
@@ -173,9 +180,10 @@ def _rows(
                 f"line {line} cannot be read ({error}): a cell may have "
                 f"{csv.field_size_limit()} characters, and a quote that opens must close"
             )
-            if note is None:
+            if problems is None:
                 raise DataError(f"{path}, {what}") from error
-            note(what, line)
+            problems.add(what, line)
+            problems.broken = True
             return
         if any(map(str.strip, row)) or len(row) > 1:
             yield line, row

@@ -51,6 +51,7 @@ class Problems:
         self.source = source
         self.found: list[tuple[float, str]] = []  # where, for the order, and what
         self.more = 0  # that are counted only
+        self.broken = False  # rows could not be read: what the others say is not certain
 
     def add(self, what: str, order: float = -1.0) -> None:
         """Note a problem of the whole file or of a column."""
@@ -65,6 +66,12 @@ class Problems:
         """Note a problem of some rows of a column."""
         first = float(place.numbers[rows[0]])
         self.add(f"{place.named(rows)}, column {column!r}: {what}", first)
+
+    def take(self, others: Problems) -> None:
+        """Note what others found."""
+        for order, what in others.found:
+            self.add(what, order)
+        self.more += others.more
 
     def text(self) -> str:
         """Tell all problems: one in a line, several in a list."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +16,20 @@ from undrift.tabular.cells import (
     as_number,
     date_formats,
     in_order,
-    written_time,
 )
 from undrift.tabular.frames import Raw, texts_of, typed_columns
 from undrift.tabular.growing import MOST_TEXTS, RawTable, Wish
 from undrift.tabular.infer import settled
+from undrift.tabular.looking import (
+    Line,
+    Look,
+    clients_of,
+    empty_cells,
+    first_value,
+    in_shell,
+    line_of,
+    many,
+)
 from undrift.tabular.problems import SHOWN, Problems, one_error
 from undrift.tabular.reading import TableFile, header_problems, open_table, read
 from undrift.tabular.schema import (
@@ -31,7 +40,6 @@ from undrift.tabular.schema import (
     Date,
     Feature,
     Flag,
-    Kind,
     Number,
     Numbers,
     Schema,
@@ -51,15 +59,6 @@ WISHES: Mapping[str, Wish] = {
 }
 
 
-class Line(NamedTuple):
-    """One column as it is shown."""
-
-    name: str
-    kind: str
-    missing: str
-    holds: str
-
-
 @dataclass
 class Proposal:
     """A schema, what was left out, and what somebody should look at."""
@@ -71,30 +70,6 @@ class Proposal:
     rows: int
     dropped: int  # rows without a target
     clients: tuple[str, ...] = ()
-
-
-@dataclass
-class _Look:
-    """A table while it is looked at."""
-
-    target: str
-    client: str | None
-    kinds: Mapping[str, str]
-    rows: int
-    problems: Problems
-    goal: Raw | None = None  # the target
-    columns: dict[str, Feature] = field(default_factory=dict)
-    findings: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
-
-    def find(self, name: str, what: str, move: str) -> None:
-        """Note a finding, with the way to say otherwise."""
-        self.findings.append(f"{name}: {what}; {move}")
-
-    def leave(self, name: str, what: str, kind: str) -> None:
-        """Leave a column out."""
-        self.left.append(name)
-        self.find(name, f"{what}, left out", f"--kind {_shell(name)}={kind} keeps it")
 
 
 def propose(
@@ -110,23 +85,25 @@ def propose(
     gone = MISSING if missing is None else checked_missing(missing)
     opened = open_table(source)
     names = _features(opened, target, client, exclude, given)
-    table = _read(opened, names, target, client, given, gone)
-    look = _Look(target, client, given, len(table.place.numbers), Problems(str(opened.path)))
+    problems = Problems(str(opened.path))
+    table = _read(opened, names, target, client, given, gone, problems)
+    look = Look(target, client, given, len(table.place.numbers), problems)
     goal = _goal(look, table.columns[target])
     for name in names:
         kind = _feature(look, name, table.columns[name])
         if kind is not None:
             look.columns[name] = kind
     if not look.columns:
-        look.problems.add("no column is left for the features: " + "; ".join(look.findings))
-    clients = () if client is None else _clients(look, table)
+        why = [f for f in look.findings if f.partition(": ")[0] in look.left]
+        look.problems.add("; ".join(["no column is left for the features", *why]))
+    clients = () if client is None else clients_of(look, table)
     made = Schema(tuple(look.columns.items()), target, goal, gone)
     made = settled(made, table.columns)
     used = {name: table.columns[name] for name in made.names}
     typed_columns(used, made, table.place, look.problems)
     look.problems.check()
-    empty = _gone(table.columns[target])
-    lines = [_line(n, made[n] if n in made.names else None, table.columns[n], n == target)
+    empty = empty_cells(table.columns[target])
+    lines = [line_of(n, made[n] if n in made.names else None, table.columns[n], n == target)
              for n in (*names, target)]  # fmt: skip
     left = [*exclude, *look.left]
     return Proposal(made, lines, look.findings, left, look.rows, int(empty.sum()), clients)
@@ -178,6 +155,7 @@ def _read(
     client: str | None,
     kinds: Mapping[str, str],
     gone: Sequence[str],
+    problems: Problems,
 ) -> RawTable:
     wishes: dict[str, Wish] = dict.fromkeys(names, "feature")
     wishes[target] = "target"
@@ -186,7 +164,7 @@ def _read(
         wishes[name] = WISHES[GOALS[first] if name == target else first]
     if client is not None:
         wishes[client] = "texts"
-    made = read(opened, wishes, gone)
+    made = read(opened, wishes, gone, problems)
     codes = [n for n in names if made.columns[n].padded and wishes[n] == "feature"]
     if codes:  # 007 is a text
         made = read(opened, {**wishes, **dict.fromkeys(codes, "texts")}, gone)
@@ -196,7 +174,7 @@ def _read(
 
 
 # -------------------------------------------------------------------------------------- target
-def _goal(look: _Look, raw: Raw) -> Target:
+def _goal(look: Look, raw: Raw) -> Target:
     """Say what the target is."""
     name, asked = look.target, look.kinds.get(look.target)
     kind = GOALS[asked] if asked else _goal_kind(look, raw)
@@ -216,13 +194,13 @@ def _goal(look: _Look, raw: Raw) -> Target:
         return Classes()
     counts = np.bincount(codes[codes >= 0], minlength=len(texts.names))
     for k in np.flatnonzero(counts < RARE).tolist()[:SHOWN]:
-        rows = _many(int(counts[k]), "row")
+        rows = many(int(counts[k]), "row")
         look.find(name, f"the class {texts.names[k]!r} has {rows} only",
-                  f"join classes in the table, or --kind {_shell(name)}=numbers")  # fmt: skip
+                  f"join classes in the table, or --kind {in_shell(name)}=numbers")  # fmt: skip
     return Classes(in_order(texts.names))
 
 
-def _goal_kind(look: _Look, raw: Raw) -> str:
+def _goal_kind(look: Look, raw: Raw) -> str:
     name = look.target
     if raw.form != "texts":
         whole = raw.form == "numbers" and raw.whole
@@ -237,23 +215,23 @@ def _goal_kind(look: _Look, raw: Raw) -> str:
         look.find(
             name,
             f"{distinct} different whole numbers, taken for {kind.removesuffix('s')}s",
-            f"--kind {_shell(name)}={other} or --kind {_shell(name)}=count says otherwise",
+            f"--kind {in_shell(name)}={other} or --kind {in_shell(name)}=count says otherwise",
         )
     return kind
 
 
 # ------------------------------------------------------------------------------------ features
-def _feature(look: _Look, name: str, raw: Raw) -> Feature | None:
+def _feature(look: Look, name: str, raw: Raw) -> Feature | None:
     """Say what a column is; None leaves it out."""
     asked = look.kinds.get(name)
-    empty = _gone(raw)
+    empty = empty_cells(raw)
     present = look.rows - int(empty.sum())
     distinct = codes_of(raw)[1]
     if asked is not None:
         _suspect(look, name, raw, leave=False)
         return _as_asked(asked, raw, bool(empty.any()))
     if distinct <= 1:
-        what = "every cell is missing" if not distinct else f"constant ({_value(raw)})"
+        what = "every cell is missing" if not distinct else f"constant ({first_value(raw)})"
         look.leave(name, what, "category")
         return None
     if is_identifier(name, raw, distinct, present) and not _is_date(raw):
@@ -264,11 +242,13 @@ def _feature(look: _Look, name: str, raw: Raw) -> Feature | None:
         return None
     if 2 * present < look.rows:
         share = round(100 * (look.rows - present) / look.rows)
-        look.find(name, f"{share} % of its cells are missing", f"--exclude {_shell(name)} drops it")
+        look.find(
+            name, f"{share} % of its cells are missing", f"--exclude {in_shell(name)} drops it"
+        )
     return _guess(look, name, raw, distinct, bool(empty.any()))
 
 
-def _suspect(look: _Look, name: str, raw: Raw, leave: bool) -> bool:
+def _suspect(look: Look, name: str, raw: Raw, leave: bool) -> bool:
     """Note a column that gives the target away; one that equals it is left out."""
     assert look.goal is not None
     told = tells_target(raw, look.goal)
@@ -278,7 +258,7 @@ def _suspect(look: _Look, name: str, raw: Raw, leave: bool) -> bool:
     if leave and told.startswith(("equals", "is the target")):
         look.leave(name, f"suspect, {told}", kind)
         return True
-    look.find(name, f"suspect, {told}", f"--exclude {_shell(name)} drops it")
+    look.find(name, f"suspect, {told}", f"--exclude {in_shell(name)} drops it")
     return False
 
 
@@ -293,23 +273,23 @@ def _as_asked(asked: str, raw: Raw, missing: bool) -> Feature:
     return _category(texts_of(raw))[0]
 
 
-def _guess(look: _Look, name: str, raw: Raw, distinct: int, missing: bool) -> Feature | None:
+def _guess(look: Look, name: str, raw: Raw, distinct: int, missing: bool) -> Feature | None:
     if raw.form == "times":
         return _as_asked("date", raw, missing)
     if raw.form == "numbers":
         if raw.whole and distinct <= FEW_NUMBERS:
             look.find(name, f"{distinct} different whole numbers, taken for a number",
-                      f"--kind {_shell(name)}=category if they are codes")  # fmt: skip
+                      f"--kind {in_shell(name)}=category if they are codes")  # fmt: skip
         return _as_asked("number", raw, missing)
     if {text.lower() for text in raw.names} <= FLAGS.keys():
         return _as_asked("flag", raw, missing)
     formats = date_formats(raw.names)
     if len(formats) == 1:
-        look.find(name, f"dates ({formats[0]})", f"--kind {_shell(name)}=category says otherwise")
+        look.find(name, f"dates ({formats[0]})", f"--kind {in_shell(name)}=category says otherwise")
         return _as_asked(f"date:{formats[0]}", raw, missing)
     if formats:
         look.left.append(name)
-        ways = " or ".join(f"--kind {_shell(name)}=date:{f}" for f in formats)
+        ways = " or ".join(f"--kind {in_shell(name)}=date:{f}" for f in formats)
         look.find(name, f"dates that fit {' and '.join(formats)}, left out", f"say {ways}")
         return None
     if _two_formats(look, name, raw):
@@ -317,15 +297,15 @@ def _guess(look: _Look, name: str, raw: Raw, distinct: int, missing: bool) -> Fe
     return _levels(look, name, raw, distinct)
 
 
-def _levels(look: _Look, name: str, raw: Raw, distinct: int) -> Feature:
+def _levels(look: Look, name: str, raw: Raw, distinct: int) -> Feature:
     kind, rare = _category(raw)
     if raw.padded:
         look.find(name, "whole numbers that begin with zeros, taken for a category",
-                  f"--kind {_shell(name)}=number says otherwise")  # fmt: skip
+                  f"--kind {in_shell(name)}=number says otherwise")  # fmt: skip
     assert kind.levels is not None
     if distinct > MOST_TEXTS:
         look.find(name, f"{distinct} levels, of which the {MOST_TEXTS} most frequent are kept",
-                  f"the others are \"other\"; --exclude {_shell(name)} drops it")  # fmt: skip
+                  f"the others are \"other\"; --exclude {in_shell(name)} drops it")  # fmt: skip
     elif rare:
         shown = ", ".join(map(repr, rare[:3])) + (", ..." if len(rare) > 3 else "")
         look.find(name, f'rare levels ({shown}) go to "other"', "add them to its levels")
@@ -354,7 +334,7 @@ def _is_date(raw: Raw) -> bool:
     return raw.form == "texts" and bool(date_formats(raw.names))
 
 
-def _two_formats(look: _Look, name: str, raw: Raw) -> bool:
+def _two_formats(look: Look, name: str, raw: Raw) -> bool:
     """Refuse a column whose cells are dates, but of several formats."""
     first: dict[str, str] = {}
     for text in raw.names:
@@ -365,7 +345,7 @@ def _two_formats(look: _Look, name: str, raw: Raw) -> bool:
     shown = " and ".join(f"{text!r} ({form})" for form, text in list(first.items())[:3])
     look.problems.add(
         f"column {name!r} holds dates of several formats: {shown}; write all in one, or say "
-        f"--kind {_shell(name)}=category or --exclude {_shell(name)}"
+        f"--kind {in_shell(name)}=category or --exclude {in_shell(name)}"
     )
     return True
 
@@ -375,88 +355,6 @@ def _parts(raw: Raw) -> tuple[str, ...]:
     clock = raw.form == "times" and bool((np.nan_to_num(raw.values) % 86_400 != 0).any())
     clock = clock or (raw.form == "texts" and any(":" in text for text in raw.names))
     return (*usual, "hour") if clock else usual
-
-
-# --------------------------------------------------------------------------------------- sites
-def _clients(look: _Look, table: RawTable) -> tuple[str, ...]:
-    """Look at the clients: who they are, and what some of them lack."""
-    assert look.client is not None and look.goal is not None
-    raw = texts_of(table.columns[look.client])
-    empty = np.flatnonzero(raw.values < 0)
-    if len(empty):
-        what = "the cell is empty, so that nobody holds the row; fill it or drop the row"
-        look.problems.cells(table.place, empty, look.client, what)
-    there = ~_gone(look.goal)
-    rows = np.bincount(raw.values[raw.values >= 0], minlength=len(raw.names))
-    targets = np.bincount(raw.values[there & (raw.values >= 0)], minlength=len(raw.names))
-    small = [f"{raw.names[k]} ({rows[k]})" for k in np.flatnonzero((rows > 0) & (rows < 10))]
-    if small:
-        look.find(look.client, f"clients of fewer than 10 rows: {_some(small)}",
-                  "their figures alone say little")  # fmt: skip
-    lacking = [raw.names[k] for k in np.flatnonzero((rows > 0) & (targets == 0))]
-    if lacking:
-        look.find(look.client, f"clients without any target: {_some(lacking)}",
-                  "none of their rows is used")  # fmt: skip
-    if look.goal.form == "texts":
-        _one_sided(look, raw, targets)
-    return in_order(raw.names)
-
-
-def _one_sided(look: _Look, raw: Raw, targets: Any) -> None:
-    assert look.goal is not None and look.client is not None
-    both = (look.goal.values >= 0) & (raw.values >= 0)
-    held = np.unique(np.stack([raw.values[both], look.goal.values[both]]), axis=1)
-    classes = np.bincount(held[0], minlength=len(raw.names))
-    single = [raw.names[k] for k in np.flatnonzero((classes == 1) & (targets > 0))]
-    if single:
-        look.find(look.client, f"clients with rows of one class only: {_some(single)}",
-                  "metrics that need both are undefined there")  # fmt: skip
-
-
-# --------------------------------------------------------------------------------------- words
-def _gone(raw: Raw) -> Any:
-    return raw.values < 0 if raw.form == "texts" else np.isnan(raw.values)
-
-
-def _line(name: str, kind: Kind | None, raw: Raw, target: bool) -> Line:
-    empty = int(_gone(raw).sum())
-    share = 100 * empty / len(raw.values)
-    missing = "" if not empty else f"{share:.1f} %" if share >= 0.1 else f"{empty} cells"
-    said = "left out" if kind is None else kind.kind
-    return Line(name, f"target: {said}" if target else said, missing, _holds(raw))
-
-
-def _holds(raw: Raw) -> str:
-    there = raw.values[~_gone(raw)]
-    if not len(there):
-        return "nothing"
-    if raw.form == "texts":
-        counts = np.bincount(there, minlength=len(raw.names))
-        order = sorted(range(len(raw.names)), key=lambda k: (-counts[k], raw.names[k]))
-        shown = [f"{raw.names[k][:20]} {100 * counts[k] / len(there):.0f} %" for k in order[:4]]
-        more = int((counts > 0).sum()) - len(shown)
-        return ", ".join(shown) + (f", {more} more" if more > 0 else "")
-    if raw.form == "times":
-        return f"{written_time(there.min())} to {written_time(there.max())}"
-    return f"{there.min():g} to {there.max():g}, mean {there.mean():.4g}"
-
-
-def _value(raw: Raw) -> str:
-    return repr(raw.names[0]) if raw.form == "texts" else f"{np.nanmin(raw.values):g}"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def _shell(name: str) -> str:
-    plain = all(c.isalnum() or c in "_-." for c in name)
-    return name if plain else "'" + name.replace("'", "'\\''") + "'"
 
 
 def read_kinds(given: Sequence[str], target: str) -> dict[str, str]:

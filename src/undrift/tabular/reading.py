@@ -54,13 +54,20 @@ def open_table(source: Any) -> TableFile:
 
 
 def read(
-    opened: TableFile, wishes: Mapping[str, Wish], missing: Sequence[str] = MISSING
+    opened: TableFile,
+    wishes: Mapping[str, Wish],
+    missing: Sequence[str] = MISSING,
+    noted: Problems | None = None,
 ) -> RawTable:
-    """Read some columns: fast where that is certain to be right, carefully otherwise."""
-    if isinstance(opened, Delimited) and opened.path.stat().st_size >= FAST_BYTES:
-        fast = read_csv(opened, wishes, missing)
-        if fast is not None:
-            return fast
+    """Read some columns: fast where that is certain to be right, carefully otherwise.
+
+    Problems with cells are `noted`, so that an error can list others beside them.
+    """
+    if isinstance(opened, Delimited):
+        fast = None
+        if opened.path.stat().st_size >= FAST_BYTES:
+            fast = read_csv(opened, wishes, missing)
+        return fast or opened.read(wishes, missing, noted)
     return opened.read(wishes, missing)
 
 

@@ -250,7 +250,7 @@ def table_of(kind: Kind) -> dict[str, Any]:
     made: dict[str, Any] = {"kind": kind.kind}
     for field in fields(kind):
         value = getattr(kind, field.name)
-        if value != field.default or (field.name == "fill" and type(kind) is not Flag):
+        if value != field.default or (field.name == "fill" and isinstance(kind, Number)):
             made[field.name] = list(value) if isinstance(value, tuple) else value
     return made
 

@@ -19,11 +19,12 @@ from undrift.data.partitions import per_client_test
 from undrift.errors import ConfigError, DataError, unknown_name
 from undrift.guarded.limits import limit, over
 from undrift.models.settings import number, whole
+from undrift.tabular.agreeing import agree
 from undrift.tabular.cells import MISSING, in_order
 from undrift.tabular.frames import Chosen, Frame, Raw, texts_of, typed_columns
-from undrift.tabular.growing import Wish
+from undrift.tabular.growing import RawTable, Wish
 from undrift.tabular.infer import infer, settled
-from undrift.tabular.preparation import Preparation, agree
+from undrift.tabular.preparation import Preparation
 from undrift.tabular.problems import SHOWN, Problems
 from undrift.tabular.reading import TableFile, header_problems, open_table, read, wish_of
 from undrift.tabular.schema import Schema, checked_missing
@@ -140,7 +141,7 @@ def _first(opened: TableFile, asked: Settings) -> tuple[Held, Schema]:
         names = _chosen(opened, asked, problems)
         wishes = {**dict.fromkeys(names, "feature"), asked.target: TARGETS[asked.kind]}
     problems.check()
-    made = _wished(opened, wishes, asked)
+    made = _wished(opened, wishes, asked, problems)
     raw = {name: made.columns[name] for name in (*names, asked.target)}
     if schema is None:
         schema = infer(raw, names, asked.target, asked.kind, asked.missing, problems)
@@ -153,9 +154,11 @@ def _first(opened: TableFile, asked: Settings) -> tuple[Held, Schema]:
     return _whole(Frame(columns, made.place), owners, clients, asked, problems), schema
 
 
-def _wished(opened: TableFile, wishes: Mapping[str, Wish], asked: Settings) -> Any:
+def _wished(
+    opened: TableFile, wishes: Mapping[str, Wish], asked: Settings, problems: Problems
+) -> RawTable:
     owner: dict[str, Wish] = {} if asked.client is None else {asked.client: "texts"}
-    return read(opened, {**wishes, **owner}, asked.missing)
+    return read(opened, {**wishes, **owner}, asked.missing, problems)
 
 
 def _known(opened: TableFile, name: str, problems: Problems, what: str = "column") -> bool:
@@ -234,7 +237,9 @@ def _whole(
     """Refuse rows without a target, or leave them out and say so."""
     empty = frame[asked.target].empty
     rows = np.flatnonzero(empty)
-    if not len(rows) or (not asked.drop and problems.found):
+    # a cell that could not be read is no missing one
+    told = any(f"column {asked.target!r}: " in what for _, what in problems.found)
+    if not len(rows) or told:
         problems.check()
     if not len(rows):
         return Held(frame, owners, clients)
@@ -276,7 +281,8 @@ def _second(opened: TableFile, schema: Schema, asked: Settings, train: Held) -> 
     for name in (*schema.names, *([] if asked.client is None else [asked.client])):
         _known(opened, name, problems)
     problems.check()
-    made = _wished(opened, {name: wish_of(schema[name]) for name in schema.names}, asked)
+    made = _wished(opened, {name: wish_of(schema[name]) for name in schema.names}, asked,
+                   problems)  # fmt: skip
     raw = {name: made.columns[name] for name in schema.names}
     columns = typed_columns(raw, schema, made.place, problems)
     owners = None
@@ -302,7 +308,8 @@ def _held_out(made: Held, share: float, seed: int) -> NDArray[np.bool_]:
         return held
     owners = np.zeros(total, dtype=np.int64) if made.owners is None else made.owners
     ends = np.cumsum(np.bincount(owners))[:-1]
-    parts = np.split(np.argsort(owners, kind="stable"), ends)
+    short = owners.astype(np.int16) if len(ends) < 2**15 else owners  # is sorted faster
+    parts = np.split(np.argsort(short, kind="stable"), ends)
     held[np.concatenate(per_client_test(parts, share, seed)[1])] = True
     return held
 

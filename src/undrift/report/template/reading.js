@@ -54,10 +54,9 @@ function fillTip(view, x, rows, near) {
     const spread = exact.count > 1 ? `± ${spreadText(exact.std, exact.y, yUnit)}` : "";
     const ended = x > exact.x && exact === line.exact.at(-1) ? "last, " : "";
     const elsewhere = byRound && exact.x === x ? "" : `${ended}round ${exact.round}`;
-    const missing = exact.count < line.seeds ? `${exact.count} of ${line.seeds} seeds` : "";
     const row = element("tr", { "data-group": line.place },
       element("td", {}, swatchOf(line.place)), element("td", {}, line.label), element("td", {}, valueText(exact.y, yUnit)),
-      element("td", {}, spread), element("td", { class: "more" }, [elsewhere, missing].filter(Boolean).join(", ")));
+      element("td", {}, spread), element("td", { class: "more" }, elsewhere));
     row.classList.toggle("near", near?.line === line);
     table.append(row);
   }

@@ -72,7 +72,7 @@ function seriesOf(data, { metric, axis, smooth }) {
   const lines = data.groups.map((group, place) => {
     const runs = group.runs.map((run) => pointsOf(run, metric, axis, xUnit.size, percent ? 0.01 : 1));
     const exact = meanOf(runs);
-    return { place, label: group.label, seeds: group.runs.length, exact, mean: smoothed(exact, smooth), runs: runs.map((run) => smoothed(run, smooth)) };
+    return { place, label: group.label, exact, mean: smoothed(exact, smooth), runs: runs.map((run) => smoothed(run, smooth)) };
   });
   const target = metric in data.targets ? data.targets[metric] / (percent ? 0.01 : 1) : null;
   return { lines, target, xUnit: xUnit.name, yUnit: percent ? "%" : "" };

@@ -59,7 +59,9 @@ TABLE_CASES = [
     ),
     table("a header and no rows", "clinic,age,outcome\n", r"has a header but no rows"),
     table("an empty file", "", r"is empty: its first line should name the columns"),
-    table("an empty client", TABLE + ",33,no,ill\n", r"line 32, column 'clinic': the cell is empty"),
+    table(
+        "an empty client", TABLE + ",33,no,ill\n", r"line 32, column 'clinic': the cell is empty"
+    ),
     table(
         "many cells that are wrong",
         TABLE + "A,old,no,ill\n,33,no,ill\n",

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from undrift.cli.common import Commands, add_trust, finite, printable, say
+from undrift.cli.common import Commands, add_trust, finite, printable, say, to_stderr
 from undrift.errors import CheckpointError, ConfigError, unknown_name
 from undrift.experiment.baselines import Baselines, baselines_of
 from undrift.experiment.comparison import aim_of, aligned, comparison_of
@@ -161,11 +161,7 @@ def _baselines(folder: Path, reported: list[Reported], order: list[str]) -> Base
     ordered = sorted(reported, key=lambda one: place.get(one.experiment.label, len(place)))
     experiments = [one.experiment for one in ordered]
     as_run = all(one.as_run for one in reported)
-    return baselines_of(experiments, folder, _tell, compute=as_run)
-
-
-def _tell(text: str) -> None:
-    print(printable(text), file=sys.stderr)
+    return baselines_of(experiments, folder, to_stderr, compute=as_run)
 
 
 def do_report(chosen: argparse.Namespace) -> int:

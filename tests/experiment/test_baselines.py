@@ -198,7 +198,7 @@ def test_boosting_is_scikit_learns_on_the_prepared_rows(clinics: Path) -> None:
     made = scene(clinics, target="stay")
     values, e = values_of(made, boosting.boosted(made)), made.dealt.examples
     model = HistGradientBoostingRegressor(random_state=0).fit(e.train_x, e.train_y[:, 0].double())
-    mean, std = e.info.target_scale
+    _, std = e.info.target_scale
     rmse = sk.root_mean_squared_error(e.test_y[:, 0], model.predict(e.test_x)) * std
     assert values["test_rmse"] == pytest.approx(rmse, rel=1e-6)
 

@@ -171,6 +171,7 @@ def do_report(chosen: argparse.Namespace) -> int:
     places: dict[tuple[str, int], list[str]] = {}
     for found in find_runs(folder):
         one = Reported.read(found.table() or {}, found.home(), trust=chosen.trust)
+        one = one._replace(folder=found.path)
         experiment = one.experiment
         runs.append((experiment.label, experiment.seed_number, whole_history(found)))
         reported.append(one)

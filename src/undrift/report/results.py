@@ -22,8 +22,17 @@ from undrift.experiment.world import deal
 from undrift.guarded.text import read_json
 from undrift.own import foreign_names
 from undrift.report.curves import draw_curves, metric_label
+from undrift.report.judged_runs import judged_of
 from undrift.report.page import write_page
-from undrift.report.page_data import Group, Page, Partition, Table, TableRow, groups_from
+from undrift.report.page_data import (
+    BaselineLine,
+    Group,
+    Page,
+    Partition,
+    Table,
+    TableRow,
+    groups_from,
+)
 from undrift.report.partition_picture import draw_partition
 from undrift.state import disk
 from undrift.version import __version__
@@ -36,6 +45,7 @@ class Reported(NamedTuple):
     written: str  # as its file says it
     dealt: bool = True  # whether its data can be dealt again, for their picture
     as_run: bool = True  # whether no own part was exchanged
+    folder: Path | None = None  # where it lies; None: where a comparison puts it
 
     @classmethod
     def of(cls, experiment: Experiment) -> Reported:
@@ -172,6 +182,7 @@ def _page(
 ) -> Page:
     lines = comparison.lines()
     rows = [TableRow(tuple(comparison.cells(line)), _sort(comparison, line)) for line in lines]
+    rows += _baseline_rows(comparison)
     table = Table(tuple(comparison.header()), tuple(rows), " ".join(comparison.remarks()))
     metrics = {m: None for g in groups for r in g.runs for m in r.values}
     ordered = [comparison.metric, *(m for m in metrics if m != comparison.metric)]
@@ -187,7 +198,25 @@ def _page(
         experiment=runs[0].written,
         metrics=tuple(ordered),
         targets=targets,
+        baselines=tuple(_baseline_line(b) for b in comparison.baselines.rows),
+        judged=judged_of(comparison, runs, out),
     )
+
+
+def _baseline_rows(comparison: Comparison) -> list[TableRow]:
+    """Give the rows of baselines; what they have no value of comes last."""
+    rows = []
+    for cells in comparison.baseline_cells():
+        baseline = next(b for b in comparison.baselines.rows if b.label == cells[0])
+        last = _number(baseline.last(comparison.metric).mean)
+        nothing = [None] * (len(cells) - 2)
+        rows.append(TableRow(tuple(cells), (cells[0], last, *nothing), beside=True))
+    return rows
+
+
+def _baseline_line(baseline: Baseline) -> BaselineLine:
+    means = {m: _number(baseline.last(m).mean) for m in baseline.metrics}
+    return BaselineLine(baseline.label, means)
 
 
 def _sort(comparison: Comparison, line: Line) -> tuple[float | str | None, ...]:

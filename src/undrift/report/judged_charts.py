@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
-from undrift.report.curves import look_of
+from undrift.report.curves import COLOURS, DASHES
 from undrift.report.judged import Bins, Judged, Line, shown
 
 WIDTH, HEIGHT = 360, 320
@@ -106,6 +106,16 @@ def _calibration(judged: Judged, bins: Bins) -> Chart:
 
 
 # -------------------------------------------------------------------------------------- drawing
+def look_of(place: int) -> str:
+    """Give a line a colour and a dash: neighbours differ in both, no two of ten are alike.
+
+    >>> look_of(0), look_of(1), look_of(8)
+    ('c0 d0', 'c1 d1', 'c0 d1')
+    """
+    turn, colour = divmod(place, len(COLOURS))
+    return f"c{colour} d{(colour + turn) % len(DASHES)}"
+
+
 def _x(value: float) -> float:
     return LEFT + min(1.0, max(0.0, value)) * (WIDTH - LEFT - RIGHT)
 

@@ -114,7 +114,9 @@ def _trained(scene: Scene, parts: Sequence[Tensor], work: Work) -> list[tuple[Ta
     x, y = examples.train_x, scene.y.to(examples.train_y.device)
     pairs = zip(tasks, parts, strict=True)
     trainers = [trainer_of(made, task, Federation.split(x, y, [rows])) for task, rows in pairs]
-    for batch in parted(trainers):
+    on_cpu = all(t.engine.device.type == "cpu" for t in trainers)
+    # on a CPU plain steps are loops in C, which a batch of several trainers does without
+    for batch in [[t] for t in trainers] if on_cpu else parted(trainers):
         _run(batch, made.rounds)
     return [(t.task, t.server.w, t.server.buffers) for t in trainers]
 

@@ -51,11 +51,12 @@ def pandas() -> None:
 
 def parquet() -> None:
     """Train on a table of one's own."""
-    from undrift.sources.parquet import _arrow
+    import pyarrow
+    import pyarrow.parquet
 
     rows = {"client": [i % 3 for i in range(60)], "x": [i / 60 for i in range(60)]}
-    table = _arrow().table({**rows, "y": [i % 2 for i in range(60)]})
-    sys.modules["pyarrow.parquet"].write_table(table, "table.parquet")
+    table = pyarrow.table({**rows, "y": [i % 2 for i in range(60)]})
+    pyarrow.parquet.write_table(table, "table.parquet")
     command("init", "table.parquet", "--client", "client", "--target", "y")
     command("run", "table.toml", "rounds=2")
 

@@ -97,7 +97,11 @@ class ReportRefused(FederationError):
         cause = "".join(c if c.isprintable() else "?" for c in cause[:500])
         self.client, self.round, self.phase, self.cause = client, round, phase, cause
         who = "a node that is no client" if client is None else f"client {client}"
-        super().__init__(f"{who}, round {round}, {phase}: refused, {cause}")
+        super().__init__(self.told(who))
+
+    def told(self, who: str) -> str:
+        """Say what was refused, of somebody of that name."""
+        return f"{who}, round {self.round}, {self.phase}: refused, {self.cause}"
 
 
 class CheckpointError(UndriftError, OSError):

@@ -1,6 +1,7 @@
 """The folder of a federation, its certificates, and processes that are ours alone."""
 
 import ast
+import contextlib
 import os
 import re
 import runpy
@@ -319,6 +320,33 @@ def test_a_server_that_does_not_start_says_why(tmp_path, monkeypatch):
     (tmp_path / "open/operator/superlink.sh").write_text("echo no such thing as a server; exit 3\n")
     with Local(tmp_path / "open") as local, pytest.raises(FederationError, match="no such thing"):
         local.superlink()
+
+
+def test_what_a_run_says_is_told_while_it_runs_and_its_error_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("undrift.deploy.local.PAUSE", 0.05)
+    assert init(tmp_path / "open", "--insecure") == 0
+    script = (
+        "echo noise; echo 'undrift: round 1: a'; printf 'undrift: rou'; sleep 0.5; "
+        "echo 'nd 2: b'; sleep 0.5; echo 'undrift: it fails'; exit $CODE"
+    )
+    with Local(tmp_path / "open") as local:
+        for code, last in (("0", ["it fails"]), ("3", [])):
+            told = []
+            began = time.monotonic()
+
+            def tell(line, told=told, began=began):
+                told.append((line, time.monotonic() - began))
+
+            with contextlib.suppress(FederationError) if code == "3" else contextlib.nullcontext():
+                local.command("one", ["/bin/sh", "-c", script], 20, tell, CODE=code)
+            assert [line for line, _ in told] == ["round 1: a", "round 2: b", *last]
+            assert told[0][1] < 0.5 < told[1][1]
+
+
+def test_a_run_that_is_followed_ends_in_time(tmp_path):
+    assert init(tmp_path / "open", "--insecure") == 0
+    with Local(tmp_path / "open") as local, pytest.raises(FederationError, match=r"within 0\.7 s"):
+        local.command("one", ["sleep", "60"], 0.7, print)
 
 
 # ---- no pickle -----------------------------------------------------------------------------------

@@ -204,5 +204,5 @@ def test_words_are_exactly_those_of_their_kind():
     for name, value in (("round", True), ("round", 1.0), ("client", "2"), ("run", 3)):
         with pytest.raises(Malformed, match=f"{name} is"):
             read_words(Up, {**words(up), name: value})
-    with pytest.raises(Malformed, match="none of hello, probe, train, look"):
+    with pytest.raises(Malformed, match="none of hello, sums, prepare, probe"):
         read_words(Up, {**words(up), "phase": "dance"})

@@ -87,7 +87,7 @@ MAY_IMPORT = {
     "federated": {
         *("core", "data", "state", "engines", "arguments", "roster", "rounds", "judging"),
         *("trainer", "experiment", "sources", "version", "federated", "metrics"),
-        *("norms", "describe", "interrupts", "private_key"),
+        *("norms", "describe", "interrupts", "private_key", "metrics", "tabular", "using"),
     },
     "deploy": {"data", "state", "experiment", "federated", "deploy"},
     "trackers": {"experiment", "models", "state", "trackers"},

@@ -165,9 +165,9 @@ def test_targets() -> None:
     assert preparation.target.class_names == ("a", "b") and y.tolist() == [1, 0, 1]
     assert y.dtype == torch.int64
     preparation, y = made("number", [1.0, 3.0])
-    assert preparation.target[3:] == (2.0, 1.0) and y.tolist() == [[-1], [1]]
+    assert preparation.target[3:5] == (2.0, 1.0) and y.tolist() == [[-1], [1]]
     preparation, y = made("count", [0, 3, 2])
-    assert y.tolist() == [[0], [3], [2]] and preparation.target[3:] == (0.0, 1.0)
+    assert y.tolist() == [[0], [3], [2]] and preparation.target[3:5] == (0.0, 1.0)
     with pytest.raises(DataError, match=r"(?s)row 2, .*-1 is no count.*row 3, .*0.5 is no count"):
         made("count", [1, -1, 0.5])
     with pytest.raises(DataError, match="one class only"):

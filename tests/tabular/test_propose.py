@@ -124,7 +124,7 @@ def test_targets() -> None:
         made = propose({"a": OTHER, "t": list(values)}, "t", kinds=given)
         return made.schema.goal, "\n".join(f for f in made.findings if f.startswith("t: "))
 
-    assert goal(Y) == (Classes(("ill", "well")), "")
+    assert goal(Y) == (Classes(("well", "ill")), "")
     assert goal(few([0, 1]))[0] == Classes(("0", "1"))
     found, said = goal(few([1, 2, 3]))
     assert found == Classes(("1", "2", "3")) and "--kind t=numbers or --kind t=count" in said
@@ -167,7 +167,7 @@ def test_init_shows_all_and_writes_a_file_that_loads(
     assert 'exclude = ["country", "id"]\nmissing_target = "drop"    # 6 rows have none' in text
     assert 'age           = { kind = "number", fill = "median", indicator = true }' in text
     assert '"blood group" = { kind = "category", levels = ["0", "A", "B"] }' in text
-    assert 'outcome       = { kind = "classes", levels = ["ill", "well"] }' in text
+    assert 'outcome       = { kind = "classes", levels = ["well", "ill"] }' in text
     (made,) = load("t.toml")
     data = examples_of(made)
     assert data.info.dropped == 6 and data.info.client_names == ("N", "S", "W")

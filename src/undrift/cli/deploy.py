@@ -70,8 +70,9 @@ def do_try(chosen: argparse.Namespace) -> int:
         print(f"starting a server and {local.clients} nodes; logs are in {local.work}", flush=True)
         local.up()
         print("running", flush=True)
-        out = local.run(chosen.seconds)
+        out = local.run(chosen.seconds, tell=lambda line: print(line, flush=True))
     _show(out)
+    _show_models(place)
     return 0
 
 
@@ -93,6 +94,15 @@ def _show(out: Path) -> None:
     note = f"; {missing} of {asked} reports are missing, {out / REFUSED} says why"
     numbers = f"{metric} {history.last(metric):.4g}"
     print(f"{out}: {len(history)} rounds, {numbers}{note if missing else ''}")
+
+
+def _show_models(place: Path) -> None:
+    """Tell where silos have the model with which they predict on their own rows."""
+    found = sorted(
+        place.glob("silos/*/state/*/model.safetensors"), key=lambda path: path.stat().st_mtime
+    )
+    if found:
+        print(f"every silo has the model now: undrift predict {quote(str(found[-1]))} ROWS.csv")
 
 
 def do_check(chosen: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from undrift.deploy.folder import PORT, silo
 from undrift.deploy.local import flower_environment, last_lines
 from undrift.errors import UndriftError
+from undrift.federated.letters import named
 from undrift.federated.project import Project, read_project
 from undrift.federated.running import CHECKED
 from undrift.guarded.text import read_json
@@ -114,11 +115,12 @@ def _greeted(place: Path, project: Project, home: Path) -> Iterator[Finding]:
     sizes = {int(client): int(size) for client, size in told["sizes"].items()}
     causes = {client: cause for client, cause in told["refused"] if client is not None}
     for client in range(project.clients):
+        who = named(project.names, client)
         if client in sizes:
-            yield Finding(True, f"client {client} answers, {sizes[client]} examples")
+            yield Finding(True, f"{who} answers, {sizes[client]} examples")
         else:
             missing = "is not connected: sh node.sh in its folder, sh operator/register.sh here"
-            yield Finding(False, f"client {client} {causes.get(client, missing)}")
+            yield Finding(False, f"{who} {causes.get(client, missing)}")
     for stranger in told["strangers"]:
         yield Finding(False, f"node {stranger} is connected; its key is not in federation.toml")
 

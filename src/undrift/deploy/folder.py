@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import re
 import shutil
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,13 +18,22 @@ from undrift.deploy import templates
 from undrift.errors import ConfigError
 from undrift.experiment.spec import Experiment
 from undrift.experiment.tables import read_table, write_table
-from undrift.experiment.world import deal, examples_of
+from undrift.experiment.world import Dealt, deal
 from undrift.federated.alone import Example
-from undrift.federated.project import EXPERIMENT, FEDERATION, check_deployable, share
+from undrift.federated.project import (
+    EXPERIMENT,
+    FEDERATION,
+    TABLE,
+    asked_of,
+    check_deployable,
+    is_table,
+    share,
+)
 from undrift.state import disk
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:-]{0,252}")
 PORT = 8000  # of the SuperLink, on its own machine
+LARGEST = 100_000  # rows of a silo, where nobody here knows them
 DOOR = 443  # of the door in front of it, on a machine that silos reach
 
 
@@ -75,7 +87,7 @@ def init(folder: Path, experiment: Experiment, wanted: Wanted) -> Path:
         # its keys, and what Flower keeps of messages
         disk.make_directory(place / "operator", disk.SECRET_FOLDER)
         _write_app(place, experiment)
-        _write_silos(place, clients, table, wanted)
+        _write_silos(place, clients, _loader(experiment, table), wanted)
         _write_operator(place, wanted)
         table["keys"] = [] if wanted.insecure else read_keys(place, clients)
         write_text(place / "app" / "silos" / FEDERATION, write_table(table))
@@ -87,27 +99,25 @@ def init(folder: Path, experiment: Experiment, wanted: Wanted) -> Path:
 
 
 def _federation(experiment: Experiment, wanted: Wanted) -> tuple[int, dict[str, Any]]:
-    parts = deal(experiment).parts
-    clients = len(parts) if wanted.clients is None else wanted.clients
+    if is_table(experiment):
+        asked_of(experiment)  # refuses what silos could not agree on
+    dealt = None if _is_elsewhere(experiment, wanted) else deal(experiment)
+    clients = wanted.clients
+    if clients is None:
+        assert dealt is not None, "_is_elsewhere"
+        clients = len(dealt.parts)
     if not 1 <= clients <= 100_000:
         raise ConfigError(f"--clients {clients}: a federation has 1 to 100,000 silos")
-    full = next(i for i, part in enumerate(parts) if len(part))
-    example = Example.of(Federation.of([share(experiment, full)]))
-    data = examples_of(experiment)
-    x = {"shape": list(example.x_shape), "dtype": str(example.x_dtype).removeprefix("torch.")}
-    y = {"shape": list(example.y_shape), "dtype": str(example.y_dtype).removeprefix("torch.")}
-    if data.embedding is not None:
-        raise ConfigError("a model with vectors of words from the data cannot be deployed yet")
     cohort = len(experiment.sampler.sample(0, 0, Population.of([1] * clients)).ids)
-    largest = max(len(part) for part in parts)
+    largest = LARGEST if dealt is None else max(len(part) for part in dealt.parts)
+    tested = dealt is not None and len(dealt.examples.test_x) > 0
     return clients, {
         "clients": clients,
-        "classes": data.classes,
+        **_names(dealt, clients),
         "insecure": wanted.insecure,
         "joining": 300.0,
-        "judge": wanted.judge and len(data.test_x) > 0,
-        "x": x,
-        "y": y,
+        "judge": wanted.judge and tested,
+        **({"x": TABLE} if dealt is None or is_table(experiment) else _shapes(experiment, dealt)),
         "patience": {
             "seconds": 600.0,
             "minimum": max(1, min(2, cohort)),
@@ -116,6 +126,33 @@ def _federation(experiment: Experiment, wanted: Wanted) -> tuple[int, dict[str, 
         },
         "limits": {"size": max(10_000, 10 * largest)},
     }
+
+
+def _is_elsewhere(experiment: Experiment, wanted: Wanted) -> bool:
+    """Whether nobody here has the table: silos bring theirs, and their number is told."""
+    path = dict(experiment.data.settings).get("path")  # type: ignore[union-attr]
+    there = isinstance(path, str) and Path(path).exists()
+    return is_table(experiment) and wanted.clients is not None and not there
+
+
+def _names(dealt: Dealt | None, clients: int) -> dict[str, Any]:
+    """Name the clients, where the data do."""
+    if dealt is None or dealt.names is None or len(dealt.parts) != clients:
+        return {}
+    return {"names": list(dealt.site_names())} if dealt.examples.info.client_names else {}
+
+
+def _shapes(experiment: Experiment, dealt: Dealt) -> dict[str, Any]:
+    """Tell what an example looks like."""
+    full = next(i for i, part in enumerate(dealt.parts) if len(part))
+    given = share(experiment, full)
+    assert isinstance(given, tuple), "a table is prepared by its silos"
+    example, data = Example.of(Federation.of([given])), dealt.examples
+    if data.embedding is not None:
+        raise ConfigError("a model with vectors of words from the data cannot be deployed yet")
+    x = {"shape": list(example.x_shape), "dtype": str(example.x_dtype).removeprefix("torch.")}
+    y = {"shape": list(example.y_shape), "dtype": str(example.y_dtype).removeprefix("torch.")}
+    return {"classes": data.classes, "x": x, "y": y}
 
 
 def read_keys(place: Path, clients: int) -> list[str]:
@@ -155,16 +192,27 @@ def _write_app(place: Path, experiment: Experiment) -> None:
     write_text(app / EXPERIMENT, write_table(experiment.to_table()))
 
 
-def _write_silos(place: Path, clients: int, table: dict[str, Any], wanted: Wanted) -> None:
+def _loader(experiment: Experiment, table: dict[str, Any]) -> Callable[..., str]:
+    """Give what writes a silo's loader: of its number, and of where the app is."""
+    if table["x"] != TABLE:
+        x, y = (f"{table[n]['shape']} {table[n]['dtype']}" for n in "xy")
+        return partial(templates.LOADER.format, x=x, y=y)
+    schema = asked_of(experiment).schema
+    # a name may hold quotes or the end of a line
+    told = [
+        f"    {json.dumps(n, ensure_ascii=False)[1:-1]}: {schema[n].kind}" for n in schema.names
+    ]
+    return partial(templates.LOADER_OF_TABLE.format, columns="\n".join(told))
+
+
+def _write_silos(place: Path, clients: int, loader: Callable[..., str], wanted: Wanted) -> None:
     security = "--insecure" if wanted.insecure else templates.NODE_TLS
     authority = None if wanted.insecure else _authority(place, wanted)
     for client in range(clients):
         folder = silo(place, client)
         disk.make_directory(folder, disk.SECRET_FOLDER)  # holds a key, and states of the client
-        x, y = (f"{table[n]['shape']} {table[n]['dtype']}" for n in "xy")
         app = os.path.relpath(place / "app" / "silos", folder)
-        loader = templates.LOADER.format(x=x, y=y, client=client, app=app)
-        write_text(folder / "loader.py", loader)
+        write_text(folder / "loader.py", loader(client=client, app=app))
         node = templates.NODE.format(
             quiet=templates.QUIET, address=wanted.address, security=security,
             client=client,

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -21,6 +21,8 @@ from undrift.state import disk
 
 SECONDS_TO_START = 90.0
 SECONDS_TO_END = 15.0
+PAUSE = 0.5  # seconds between two looks into a log
+Tell = Callable[[str], None]
 ERROR = "undrift: "  # what the last line begins with where a command of ours fails
 
 
@@ -103,14 +105,20 @@ class Local:
             self.command("register", ["/bin/sh", str(self.place / "operator" / "register.sh")])
 
     def command(
-        self, name: str, command: Sequence[str], seconds: float = 120.0, **more: str
+        self,
+        name: str,
+        command: Sequence[str],
+        seconds: float = 120.0,
+        tell: Tell | None = None,
+        **more: str,
     ) -> str:
-        """Run a command to its end and give what it says."""
+        """Run a command to its end and give what it says; lines of ours are told as they come."""
         path = self.work / f"{name}.log"
         before = path.stat().st_size if path.is_file() else 0
         process = self.start(name, command, **more)
         try:
-            code = process.wait(seconds)
+            left = seconds if tell is None else _follow(process, path, before, seconds, tell)
+            code = process.wait(left)
         except subprocess.TimeoutExpired as late:
             so_far = last_lines(_since(path, before))
             raise FederationError(f"{name} did not end within {seconds:g} s: {so_far}") from late
@@ -155,12 +163,42 @@ class Local:
         for client in range(self.clients):
             self.node(client)
 
-    def run(self, seconds: float, folder: Path | None = None) -> Path:
+    def run(self, seconds: float, folder: Path | None = None, tell: Tell | None = None) -> Path:
         """Run the experiment to its end; give the folder of the run."""
         out = self.work / "run" if folder is None else folder
         script = str(self.place / "operator" / "run.sh")
-        self.command("run", ["/bin/sh", script], seconds, FOLDER=str(out))
+        self.command("run", ["/bin/sh", script], seconds, tell, FOLDER=str(out))
         return out
+
+
+def _follow(
+    process: subprocess.Popen[bytes], path: Path, start: int, seconds: float, tell: Tell
+) -> float:
+    """Tell the lines of ours in a log until its process ends or time is up; give what is left.
+
+    The last lines are told only when it has not failed: its error is told by whoever waits for it.
+    """
+    end, rest, fresh = time.monotonic() + seconds, b"", list[str]()
+    while process.poll() is None and time.monotonic() < end:
+        for line in fresh:
+            tell(line)
+        time.sleep(min(PAUSE, max(0.0, end - time.monotonic())))
+        fresh, start, rest = _new_lines(path, start, rest)
+    if process.poll() == 0:
+        for line in [*fresh, *_new_lines(path, start, rest)[0]]:
+            tell(line)
+    return max(0.0, end - time.monotonic())
+
+
+def _new_lines(path: Path, start: int, rest: bytes) -> tuple[list[str], int, bytes]:
+    """Read the lines of ours that were written since; the last one may be half of one."""
+    with path.open("rb") as log:
+        log.seek(start)
+        data = log.read()
+    *lines, half = (rest + data).split(b"\n")
+    told = [line.decode(errors="replace").strip() for line in lines]
+    mine = [line.removeprefix(ERROR) for line in told if line.startswith(ERROR)]
+    return mine, start + len(data), half
 
 
 def ours(said: str) -> str:

@@ -79,6 +79,32 @@ if __name__ == "__main__":
     print(f"x {{list(x.shape[1:])}} {{x.dtype}}, y {{list(y.shape[1:])}} {{y.dtype}}")
 '''
 
+LOADER_OF_TABLE = '''\
+"""What this silo trains on.  No row of it ever leaves this machine.
+
+Give the path of a .csv, .tsv or .parquet file (a relative one starts from this folder), or a pandas
+DataFrame.  It needs these columns, and more do no harm:
+{columns}
+"""
+
+import sys
+from pathlib import Path
+
+from undrift.federated.project import share, try_table
+
+
+def load(client: int, place: Path):
+    """Give this silo's table; `place` holds experiment.toml."""
+    # For a try-out: this client's rows of the experiment's own table.
+    # Put your own table here, for instance:
+    #     return "/data/patients.csv"
+    return share(place / "experiment.toml", client)
+
+
+if __name__ == "__main__":
+    sys.exit(try_table(__file__, {client}, Path("{app}")))
+'''
+
 QUIET = """\
 cd "$(dirname "$0")"
 umask 077  # messages, states and logs tell about data

@@ -111,9 +111,17 @@ def class_weights(given: str | Sequence[float], targets: Tensor, classes: int) -
                 "classes: give one for each"
             )
         return torch.tensor(given, dtype=torch.float64).float()
-    count = torch.bincount(targets.flatten().cpu(), minlength=classes).double()
-    weights = len(targets) / (classes * count.clamp(min=1))
-    return torch.where(count > 0, weights, 0.0).float()
+    count = torch.bincount(targets.flatten().cpu(), minlength=classes)
+    return torch.tensor(balanced_weights(count.tolist()), dtype=torch.float64).float()
+
+
+def balanced_weights(counts: Sequence[int]) -> list[float]:
+    """Give n / (C n_c) for each class, 0 for a class without examples.
+
+    >>> balanced_weights([3, 1, 0])
+    [0.4444444444444444, 1.3333333333333333, 0.0]
+    """
+    return [sum(counts) / (len(counts) * n) if n else 0.0 for n in counts]
 
 
 def meaning_of(experiment: Experiment, examples: Examples, task: Task) -> Meaning:

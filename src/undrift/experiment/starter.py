@@ -28,8 +28,7 @@ target = {target_value}
 {columns}
 
 {partition}[model]
-use = "mlp"
-hidden = 32
+use = "tabular_mlp"   # or "logistic", "tabular_resnet"
 
 [algorithm]
 use = "fedavg"        # `undrift list algorithms` names the others
@@ -46,8 +45,15 @@ fraction = {fraction}
 [evaluate]
 every = 1
 clients = {judge_clients}
+metrics = {metrics}
 """
 
+# beside loss and accuracy, which is high for whoever always guesses a common class
+METRICS = {
+    "classes": ["balanced_accuracy", "auc"],
+    "number": ["mae", "r2"],
+    "count": ["mae", "poisson_deviance"],
+}
 PARTITION = """\
 [partition]           # the table names no clients: deal it
 use = "dirichlet_client"
@@ -106,6 +112,7 @@ def starter_file(
         partition="" if client is not None else PARTITION,
         fraction="1.0" if count <= 10 else "0.5",
         judge_clients="true" if client is not None else "false",
+        metrics=write_value(METRICS[kind]),
     )
     about = f"{total} examples, {data.train_x.shape[1]} inputs, to predict {told}"
     return Starter(text, about, made)

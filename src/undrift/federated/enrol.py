@@ -13,7 +13,7 @@ from undrift.errors import CheckpointError, ConfigError, FederationError, Report
 from undrift.federated.checks import Expected, Gate, Limits
 from undrift.federated.exchange import Refusal
 from undrift.federated.grid import Ask, Grid
-from undrift.federated.letters import ANYBODY, FRESH, Down, DownOwn, words
+from undrift.federated.letters import ANYBODY, FRESH, Down, DownOwn, named, words
 from undrift.federated.server import Members
 from undrift.federated.wire import Form, pack
 from undrift.guarded.text import read_json
@@ -31,6 +31,7 @@ class Door(NamedTuple):
     seconds: float = 300.0  # for all of them to come
     wanted: frozenset[int] = frozenset()  # nobody else is waited for; empty: all of them
     trust: bool = False  # take a node's own word for which client it is: a try-out
+    names: tuple[str, ...] = ()  # of the clients, where they have any
 
 
 def enrol(
@@ -45,11 +46,11 @@ def enrol(
         for node, client, size in _greeted(grid, door, here, run, plan, limits, refusals):
             known.add(node)
             if client in nodes:
-                told = f"client {client} is node {nodes[client]} already"
+                told = f"{named(door.names, client)} is node {nodes[client]} already"
                 refusals(ReportRefused(client, 0, "hello", told), node)
                 continue
             nodes[client], found[client] = node, size
-            log.info("client %d is here with %d examples", client, size)
+            log.info("%s is here with %d examples", named(door.names, client), size)
         waited_for = door.wanted or range(door.clients)
         if found.keys() >= set(waited_for) or time.monotonic() > end:
             break

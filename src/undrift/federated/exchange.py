@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from undrift.errors import ConfigError, ReportRefused
 from undrift.federated.checks import Accepted, Expected, Gate, Limits
 from undrift.federated.grid import Ask, Grid
+from undrift.federated.letters import named
 from undrift.federated.wire import Form
 from undrift.state import disk
 
@@ -48,17 +49,20 @@ class Patience(NamedTuple):
 class RefusalLog:
     """What was refused, as lines of JSON in the run's folder."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        self.path, self.refused = path, list[ReportRefused]()
+    def __init__(self, path: Path | None = None, names: Sequence[str] = ()) -> None:
+        self.path, self.refused, self.names = path, list[ReportRefused](), tuple(names)
 
     def __call__(self, error: ReportRefused, node: int | None) -> None:
         """Write one down."""
-        log.warning("%s", error)
+        client = error.client
+        who = "" if client is None else named(self.names, client)
+        log.warning("%s", error.told(who) if who else error)
         self.refused.append(error)
         if self.path is None:
             return
         told = {"at": round(time.time(), 3), "round": error.round, "phase": error.phase}
-        told |= {"client": error.client, "node": node, "cause": error.cause}
+        told |= {"client": client, "node": node, "cause": error.cause}
+        told |= {"who": who} if self.names else {}
         disk.make_directory(self.path.parent)
         file = disk.open_append(self.path)
         try:
@@ -111,7 +115,7 @@ class Exchange:
         found, end = dict[int, Accepted](), time.monotonic() + self.patience.seconds
         last = math.inf  # until when somebody who is gone may come back
         while True:
-            connected = self._connected()
+            connected = self.connected()
             here = {self.nodes[c]: e for c, e in clients.items() if c in connected}
             gate.asked = {**gate.asked, **here}
             asks = [Ask(node, phase, common, own[e.client]) for node, e in here.items()]
@@ -137,7 +141,7 @@ class Exchange:
             return f"no answer within {self.patience.seconds:g} s"
         return "its node is not connected"
 
-    def _connected(self) -> set[int]:
+    def connected(self) -> set[int]:
         """Find the clients whose nodes are there; one that came back may have another number."""
         here = self.grid.nodes()
         vouched = {client: node for node, client in here.items() if client is not None}

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from undrift.errors import ConfigError, MissingExtra, UndriftError
 from undrift.experiment.events import Listener, Record, RunInfo
+from undrift.federated.answering import Answering, cannot_start
 from undrift.federated.grid import Answer, Ask
-from undrift.federated.node import Node, cannot_start
 from undrift.federated.project import Project, node_of, read_project
 from undrift.federated.running import check_deployed, run_deployed
 from undrift.state import disk
@@ -265,7 +265,7 @@ def client_app(place: Path | str) -> ClientApp:
     return app
 
 
-def _node(project: Project, place: Path, config: dict[str, Any]) -> Node:
+def _node(project: Project, place: Path, config: dict[str, Any]) -> Answering:
     for name, kind in (("client", int), ("folder", str), ("loader", str)):
         if not isinstance(config.get(name), kind):
             raise ConfigError(

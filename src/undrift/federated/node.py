@@ -19,7 +19,7 @@ from undrift.core.task import Task
 from undrift.core.tree import EMPTY, Tree, tree_map
 from undrift.data import Federation, LocalWork
 from undrift.engines.engine import Assignment
-from undrift.errors import FederationError, UndriftError
+from undrift.errors import FederationError
 from undrift.federated.alone import (
     Alone,
     Example,
@@ -29,9 +29,10 @@ from undrift.federated.alone import (
     shared_only,
     without_telling,
 )
-from undrift.federated.letters import ANYBODY, FRESH, Down, DownOwn, Up, read_words, words
+from undrift.federated.answering import Answering
+from undrift.federated.letters import FRESH, Down, DownOwn, Up, words
 from undrift.federated.shelf import Shelf, mark_of
-from undrift.federated.wire import Form, Malformed, pack, unpack, words_of
+from undrift.federated.wire import Form, pack, unpack
 
 log = logging.getLogger("undrift")
 
@@ -61,7 +62,7 @@ class Asked:
         return self.shelf.state(self.words.base, Form(self.fresh))
 
 
-class Node:
+class Node(Answering):
     """One client of a federation: its examples, its folder, and the experiment it takes part in."""
 
     def __init__(
@@ -74,9 +75,10 @@ class Node:
         folder: Path | str,
         plan: str = "",
     ) -> None:
-        self.client, self.algorithm, self.work = client, algorithm, work
+        super().__init__(client, plan)
+        self.algorithm, self.work = algorithm, work
         # its own copy: a module that another thread is differentiating cannot be used
-        self.task, self.folder, self.plan = task.clone(), Path(folder), plan
+        self.task, self.folder = task.clone(), Path(folder)
         self.engine = Alone(self.task, federation.to(dtype=task.dtype))
         self.example = Example.of(self.engine.federation)
         self.task.check(self.engine.federation.x[:2], self.engine.federation.y[:2])
@@ -86,50 +88,22 @@ class Node:
         """Count the examples that this client will ever use."""
         return int(self.engine.federation.sizes[0])
 
-    def answer(self, common: bytes, own: bytes) -> bytes:
-        """Answer one request; what goes wrong is an answer too, without a word about the data."""
-        try:
-            down, mine = self._read(common, own)
-        except UndriftError as error:
-            log.error("client %d cannot read a request: %s", self.client, error)
-            return pack(EMPTY, words(Up("hello", "", 0, self.client, f"unreadable: {error}"[:300])))
-        up = Up(mine.phase, mine.run, mine.round, self.client)
-        try:
-            return self._answer(down, mine, common, own, up)
-        except Exception as error:
-            log.exception("client %d, round %d, %s", self.client, mine.round, mine.phase)
-            # other errors may quote examples: their text stays here
-            told = str(error) if isinstance(error, FederationError) else type(error).__name__
-            return pack(EMPTY, words(up._replace(failed=told[:300] or "failed")))
-
-    def _read(self, common: bytes, own: bytes) -> tuple[Down, DownOwn]:
-        down: Down = read_words(Down, words_of(common))
-        mine: DownOwn = read_words(DownOwn, words_of(own))
-        if down[:3] != mine[:3]:
-            raise Malformed(f"two halves that do not belong together: {down[:3]} and {mine[:3]}")
-        return down, mine
-
-    def _answer(self, down: Down, mine: DownOwn, common: bytes, own: bytes, up: Up) -> bytes:
-        asked_who = mine.phase == "hello" and mine.client == ANYBODY
-        if mine.client != self.client and not asked_who:
-            raise FederationError(f"this node is client {self.client}, not {mine.client}")
-        if down.plan != self.plan:
-            raise FederationError(
-                f"this node's experiment is {self.plan[:12]!r}, the server's {down.plan[:12]!r}: "
-                "install the same files on both sides"
-            )
-        if mine.phase == "hello":
-            return pack(EMPTY, words(up._replace(size=self.size)))
+    def made(self, down: Down, mine: DownOwn, common: bytes, own: bytes, up: Up) -> bytes:
+        """Answer a phase of a round; what was answered before is given again."""
+        phase = self._phase(mine.phase)
         asked = Asked(self, down, mine, common, own)
         known = asked.shelf.answer(mine.phase, asked.mark)
         if known is not None:
             return known
-        made = self._phase(mine.phase)(asked, up)
+        made = phase(asked, up)
         asked.shelf.keep_answer(mine.phase, asked.mark, made)
         return made
 
     def _phase(self, name: str) -> Callable[[Asked, Up], bytes]:
-        return {"probe": self._probe, "train": self._train, "look": self._look}[name]
+        known = {"probe": self._probe, "train": self._train, "look": self._look}
+        if name not in known:
+            raise FederationError(f"{name!r} is asked of nodes with a table; this one has none")
+        return known[name]
 
     # -- phases ------------------------------------------------------------------------------
     def _probe(self, asked: Asked, up: Up) -> bytes:
@@ -199,10 +173,3 @@ class Node:
         order, steps = self.work.plan(seed, round, clients, held, self.engine.device)
         infos = ClientInfo(*(v[None] for v in asked.own.info))
         return Assignment(clients, infos, order, steps, held, seed, round)
-
-
-def cannot_start(own: bytes, error: Exception) -> bytes:
-    """Answer for a node that could not be made: what kind of error, and nothing it says."""
-    mine: DownOwn = read_words(DownOwn, words_of(own))
-    told = f"it cannot start: {type(error).__name__}; its own log says more"
-    return pack(EMPTY, words(Up(mine.phase, mine.run, mine.round, mine.client, told)))

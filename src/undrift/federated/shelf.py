@@ -98,6 +98,22 @@ class Shelf:
         """Write down what the client saw of a model."""
         self._write("own-probe", pack(probes, {"seen": seen}))
 
+    # -- once in a run -----------------------------------------------------------------------
+    def note(self, name: str) -> bytes | None:
+        """Read what was written down once in this run; None if it was not, or not yet."""
+        path = self.path / name
+        return self._read(path) if path.is_file() else None
+
+    def keep_note(self, name: str, data: bytes) -> None:
+        """Write something down that holds for the whole run."""
+        self._write(name, data)
+
+    def keep_file(self, name: str, data: bytes) -> Path:
+        """Write a file for whoever owns this node: as it is, without a seal."""
+        disk.make_directory(self.path, disk.SECRET_FOLDER)
+        disk.write_atomically(self.path / name, [data], disk.SECRET)
+        return self.path / name
+
     # -- files -------------------------------------------------------------------------------
     def _write(self, name: str, data: bytes) -> None:
         disk.make_directory(self.path, disk.SECRET_FOLDER)

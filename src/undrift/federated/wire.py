@@ -54,7 +54,8 @@ class Form:
     ({'round': 2}, {'w': tensor([1., 1., 1.])})
     """
 
-    def __init__(self, like: Tree) -> None:
+    def __init__(self, like: Tree, slack: int = SLACK) -> None:
+        self.slack = slack  # bytes for the words in front, which nobody knows beforehand
         self._like = tree_map(as_leaf, like)
         self.leaves = {
             name: Leaf(CODES[v.dtype], tuple(v.shape)) for name, v in _named(self._like).items()
@@ -65,12 +66,12 @@ class Form:
     @property
     def most_bytes(self) -> int:
         """Tell how long a message may be at most: what is expected, and a tenth."""
-        return int(1.1 * (self.num_bytes + self._table)) + SLACK
+        return int(1.1 * (self.num_bytes + self._table)) + self.slack
 
     @property
     def most_words(self) -> int:
         """Tell how long the part in front of the tensors may be."""
-        return int(1.1 * self._table) + SLACK
+        return int(1.1 * self._table) + self.slack
 
     def rebuild(self, values: Mapping[str, Tensor]) -> Tree:
         """Put tensors by name back into the tree."""

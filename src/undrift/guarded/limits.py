@@ -30,6 +30,7 @@ LIMITS = {
     "picture_pixels": 2**24,  # one picture file; it may hold thousands of small pictures
     "names_bytes": 100_000_000,  # names, shapes and settings at the start of a checkpoint
     "weights_bytes": 16 * 2**30,  # an exported model
+    "letter_bytes": 8 * 2**20,  # a question to silos, an answer, or a preparation
     "key_bytes": 1_000_000,  # a certificate or a public key
 }
 

@@ -116,7 +116,8 @@ class _Maker:
         """Make the target."""
         name, kind = self.schema.target, self.schema.goal
         if isinstance(kind, Classes):
-            return Goal(name, kind.kind, self._classes(name, kind))
+            names, found = self._classes(name, kind), self.counts.levels[name]
+            return Goal(name, kind.kind, names, counts=tuple(found.get(n, 0) for n in names))
         if isinstance(kind, Counts) or not self.standardise:
             return Goal(name, kind.kind)
         return Goal(name, kind.kind, (), self.means[name], self.spread[name])

@@ -28,6 +28,7 @@ class Goal(NamedTuple):
     class_names: tuple[str, ...] = ()
     mean: float = 0.0
     std: float = 1.0
+    counts: tuple[int, ...] = ()  # of classes: the training rows of each
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from undrift.tabular.cells import in_order, written_time
 from undrift.tabular.frames import Raw, texts_of
 from undrift.tabular.growing import RawTable
 from undrift.tabular.problems import SHOWN, Problems
-from undrift.tabular.schema import Feature, Kind
+from undrift.tabular.schema import Date, Feature, Kind
 
 
 class Line(NamedTuple):
@@ -94,16 +94,18 @@ def line_of(name: str, kind: Kind | None, raw: Raw, target: bool) -> Line:
     share = 100 * empty / len(raw.values)
     missing = "" if not empty else f"{share:.1f} %" if share >= 0.1 else f"{empty} cells"
     said = "left out" if kind is None else kind.kind
-    return Line(name, f"target: {said}" if target else said, missing, _holds(raw))
+    return Line(name, f"target: {said}" if target else said, missing, _holds(raw, kind))
 
 
-def _holds(raw: Raw) -> str:
+def _holds(raw: Raw, kind: Kind | None) -> str:
     there = raw.values[~empty_cells(raw)]
     if not len(there):
         return "nothing"
     if raw.form == "texts":
         counts = np.bincount(there, minlength=len(raw.names))
         order = sorted(range(len(raw.names)), key=lambda k: (-counts[k], raw.names[k]))
+        if isinstance(kind, Date) and kind.format == "iso":
+            return f"{min(raw.names[k] for k in order)} to {max(raw.names[k] for k in order)}"
         shown = [f"{raw.names[k][:20]} {100 * counts[k] / len(there):.0f} %" for k in order[:4]]
         more = int((counts > 0).sum()) - len(shown)
         return ", ".join(shown) + (f", {more} more" if more > 0 else "")

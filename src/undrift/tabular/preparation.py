@@ -120,7 +120,7 @@ class Preparation:
             "undrift_preparation": VERSION,
             "schema": self.schema.to_json(),
             "parts": [_part_json(part) for part in self.parts],
-            "target": {**self.target._asdict(), "class_names": list(self.target.class_names)},
+            "target": _goal_json(self.target),
             "rows": self.rows,
         }
 
@@ -146,6 +146,11 @@ def _part_json(part: Part) -> dict[str, Any]:
     return {**made, "missing": part.missing}
 
 
+def _goal_json(goal: Goal) -> dict[str, Any]:
+    lists = {"class_names": list(goal.class_names), "counts": list(goal.counts)}
+    return {**goal._asdict(), **lists}
+
+
 def _read(cls: type[Preparation], data: Any) -> Preparation:
     if set(data) != {"undrift_preparation", "schema", "parts", "target", "rows"}:
         raise ValueError("its fields are not those of a preparation")
@@ -159,13 +164,23 @@ def _read(cls: type[Preparation], data: Any) -> Preparation:
         wide = {Number: 1, Date: 2}.get(type(kind), 0)
         if len(part.scales) != wide or (part.filled and part.filled not in part.levels):
             raise ValueError(f"the part of {part.name!r} does not fit its kind")
-    target = Goal(**{**data["target"], "class_names": tuple(data["target"]["class_names"])})
+    if isinstance(data["rows"], str):
+        raise ValueError("its rows are no number")
+    return cls(schema, parts, _read_goal(data["target"], schema), int(data["rows"]))
+
+
+def _read_goal(data: Mapping[str, Any], schema: Schema) -> Goal:
+    lists = {name: tuple(data.get(name, ())) for name in ("class_names", "counts")}
+    target = Goal(**{**data, **lists})
     if (target.name, target.kind) != (schema.target, schema.goal.kind):
         raise ValueError("its target is not that of its schema")
     texts = all(isinstance(name, str) for name in target.class_names)
-    if not texts or not _finite(target.mean, target.std) or isinstance(data["rows"], str):
+    if not texts or not _finite(target.mean, target.std):
         raise ValueError("its target holds no numbers")
-    return cls(schema, parts, target, int(data["rows"]))
+    whole = all(type(count) is int and count >= 0 for count in target.counts)
+    if not whole or len(target.counts) not in (0, len(target.class_names)):
+        raise ValueError("its target does not count its classes")
+    return target
 
 
 def _read_part(data: Mapping[str, Any]) -> Part:

@@ -197,7 +197,15 @@ def _goal(look: Look, raw: Raw) -> Target:
         rows = many(int(counts[k]), "row")
         look.find(name, f"the class {texts.names[k]!r} has {rows} only",
                   f"join classes in the table, or --kind {in_shell(name)}=numbers")  # fmt: skip
-    return Classes(in_order(texts.names))
+    return Classes(_in_order_of(texts.names, counts))
+
+
+def _in_order_of(names: Sequence[str], counts: Any) -> tuple[str, ...]:
+    """Order classes; of two words the rarer is the last, for which recall and precision count."""
+    if len(names) == 2 and as_number(names[0]) is None:
+        common, rare = sorted(zip(-counts, names, strict=True))
+        return common[1], rare[1]
+    return in_order(names)
 
 
 def _goal_kind(look: Look, raw: Raw) -> str:

@@ -64,6 +64,9 @@ class Settings(NamedTuple):
     drop: bool
 
 
+Sides = tuple[tuple[Held, Ids], tuple[Held, Ids]]  # to train on and to test on: indices of rows
+
+
 def table(
     path: Any,
     target: str,
@@ -89,23 +92,30 @@ def table(
     number("test_share", test_share, 0, 1)
     whole("split_seed", split_seed, 0)
     least = (1 if columns is None else LEAST) if least is None else whole("least", least)
-    asked = _settings(target, client, features, exclude, kind, columns, missing, missing_target)
+    asked = settings(target, client, features, exclude, kind, columns, missing, missing_target)
     opened = open_table(path)
+    schema, sides = split(opened, asked, test_share, test_path, split_seed)
+    return _examples(opened, schema, sides, standardise, least, asked)
+
+
+def split(
+    opened: TableFile, asked: Settings, test_share: float, test_path: Any, split_seed: int
+) -> tuple[Schema, Sides]:
+    """Read the rows to train on and those to test on."""
     train, schema = _first(opened, asked)
     rows = np.arange(len(train.frame))
     if test_path is None:
         held = _held_out(train, test_share, split_seed)
-        sides = ((train, rows[~held]), (train, rows[held]))
-    else:
-        test = _second(open_table(test_path), schema, asked, train)
-        sides = ((train, rows), (test, np.arange(len(test.frame))))
-    return _examples(opened, schema, sides, standardise, least, asked)
+        return schema, ((train, rows[~held]), (train, rows[held]))
+    test = _second(open_table(test_path), schema, asked, train)
+    return schema, ((train, rows), (test, np.arange(len(test.frame))))
 
 
-def _settings(
+def settings(
     target: str, client: Any, features: Any, exclude: Any, kind: str, columns: Any, missing: Any,
     missing_target: str,
 ) -> Settings:  # fmt: skip
+    """Check what is asked of a table."""
     if kind not in KINDS:
         raise unknown_name("kind", kind, list(KINDS), "sources.table")
     if missing_target not in ("refuse", "drop"):
@@ -151,7 +161,7 @@ def _first(opened: TableFile, asked: Settings) -> tuple[Held, Schema]:
     clients: tuple[str, ...] = ()
     if asked.client is not None:
         owners, clients = _owners(made.columns[asked.client], asked.client, made.place, problems)
-    return _whole(Frame(columns, made.place), owners, clients, asked, problems), schema
+    return whole_rows(Frame(columns, made.place), owners, clients, asked, problems), schema
 
 
 def _wished(
@@ -227,7 +237,7 @@ def _owners(raw: Raw, name: str, place: Any, problems: Problems) -> tuple[Ids, t
     return codes[texts.values], names
 
 
-def _whole(
+def whole_rows(
     frame: Frame,
     owners: Ids | None,
     clients: tuple[str, ...],
@@ -296,7 +306,7 @@ def _second(opened: TableFile, schema: Schema, asked: Settings, train: Held) -> 
                 f"{names[code]!r} does not occur in the table to train on",
             )  # fmt: skip
         owners = mapped[codes]
-    return _whole(Frame(columns, made.place), owners, train.clients, asked, problems)
+    return whole_rows(Frame(columns, made.place), owners, train.clients, asked, problems)
 
 
 # -------------------------------------------------------------------------------------- splits
@@ -318,7 +328,7 @@ def _held_out(made: Held, share: float, seed: int) -> NDArray[np.bool_]:
 def _examples(
     opened: TableFile,
     schema: Schema,
-    sides: tuple[tuple[Held, Ids], tuple[Held, Ids]],
+    sides: Sides,
     standardise: bool,
     least: int,
     asked: Settings,

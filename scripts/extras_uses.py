@@ -6,6 +6,7 @@ python scripts/extras_uses.py NAME       in the current folder, which should be 
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -100,6 +101,16 @@ def rl() -> None:
     command("run", *TINY, "algorithm.use=fedrl", "algorithm.policy=agent/policy.safetensors")
 
 
+def boosting() -> None:
+    """Set trees on the pooled table beside a comparison."""
+    rows = [f"{'NS'[k % 2]},{k % 7},{'yes' if k % 7 > 3 else 'no'}" for k in range(60)]
+    Path("small.csv").write_text("\n".join(["site,x,y", *rows]) + "\n")
+    command("init", "small.csv", "--client", "site", "--target", "y")
+    command("compare", "small.toml", "rounds=2", "seed=0,1", "--jobs", "1")
+    told = json.loads(Path("runs/small/comparison.json").read_text())["baselines"]
+    assert [row["kind"] for row in told] == ["always", "alone", "pooled", "boosting"]
+
+
 def onnx() -> None:
     """Export a model, and predict with the file."""
     import torch
@@ -131,6 +142,7 @@ USES: dict[str, Callable[[], None]] = {
     "flower": flower,
     "ray": ray,
     "rl": rl,
+    "boosting": boosting,
     "onnx": onnx,
     "mlflow": lambda: tracked("mlflow"),
     "dev": dev,

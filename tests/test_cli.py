@@ -87,7 +87,7 @@ def test_compare_leaves_table_pictures_and_page(tiny_file: str, capsys: Capture)
     assert "vs fedavg" in out and "open out/report.html" in out
     names = {p.name for p in Path("out").iterdir() if p.is_file()}
     assert names == {
-        *("comparison.md", "comparison.json", "curves.png", "curves.svg"),
+        *("baselines.json", "comparison.md", "comparison.json", "curves.png", "curves.svg"),
         *("partition.png", "report.html"),
     }
     found = json.loads(Path("out/comparison.json").read_text())

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from undrift.errors import ConfigError, unknown_name
+from undrift.experiment.baselines import Tell, baselines_of
 from undrift.experiment.comparison import Comparison, aim_of, comparison_of
 from undrift.experiment.events import Listener, Record, RunInfo
 from undrift.experiment.pool import run_all
@@ -42,11 +43,25 @@ def compare(
     aim = aim_of(histories[0], metric, target, experiments[0].evaluate.target)
     pairs = zip(experiments, histories, strict=True)
     runs = [(e.label, e.seed_number, history) for e, history in pairs]
-    comparison = comparison_of(experiments[0].name, runs, aim.target, aim.metric)
+    baselines = baselines_of(experiments, out, telling(listeners))
+    comparison = comparison_of(
+        experiments[0].name, runs, aim.target, aim.metric, baselines=baselines
+    )
     write_results(
         out, comparison, [*map(Reported.of, experiments)], command or f"undrift report {out}"
     )
     return comparison
+
+
+def telling(listeners: Sequence[Listener]) -> Tell:
+    """Give a function that hands a line to whoever listens."""
+    notes = [note for one in listeners if (note := getattr(one, "note", None)) is not None]
+
+    def tell(text: str) -> None:
+        for note in notes:
+            note(text)
+
+    return tell
 
 
 class Asked:

@@ -112,6 +112,9 @@ RANGE_CASES = [
     setting(RANGES, "evaluation every 0 rounds", "evaluate.every=0", r"evaluate\.every must be"),
     setting(RANGES, "a text for the target", "evaluate.target=high", r"evaluate\.target must be a"),
     setting(RANGES, "a word for true or false", "evaluate.clients=maybe", r"is true or false"),
+    setting(
+        RANGES, "baselines of some", "evaluate.baselines=some", r"'auto', true or false.*'some'"
+    ),
     setting(RANGES, "a layer of no width", "model.hidden=0", r"hidden must be at least 1, got 0"),
     setting(
         RANGES,

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from undrift.errors import ConfigError
+from undrift.experiment.baselines import Baseline, Baselines
 from undrift.experiment.comparison import comparison_of, mean_curve
 from undrift.experiment.history import History
 from undrift.experiment.statistics import paired_difference, spread, student_quantile
@@ -126,3 +127,37 @@ def test_comparisons_rank_by_any_metric() -> None:
         (verdict,) = comparison_of("x", runs, metric=metric).verdict()
         assert verdict.startswith("Better" if better == "b" else "Worse")
         assert "points" not in verdict
+
+
+def beside(*always: float, metric: str = "test_accuracy") -> Baselines:
+    values = tuple({metric: value} for value in always)
+    return Baselines((Baseline("always", "always 'well'", tuple(range(len(always))), values),))
+
+
+@pytest.mark.parametrize(
+    ("lasts", "told"),
+    [
+        ([0.79, 0.80, 0.80], "No variant is better than always saying 'well'."),
+        ([0.80, 0.80, 0.83], "No variant is better than always saying 'well' by more than"),
+        ([0.90, 0.91, 0.92], None),
+    ],
+)
+def test_a_variant_that_always_beats(lasts: list[float], told: str | None) -> None:
+    made = comparison_of("x", three("a", lasts), baselines=beside(0.80, 0.80, 0.80))
+    said = [line for line in made.verdict() if "always" in line]
+    assert len(said) == (told is not None) and all(line.startswith(told or "") for line in said)
+
+
+def test_less_loss_than_always_is_better() -> None:
+    runs = [("a", s, history(0.9, loss, metric="test_loss")) for s, loss in enumerate((0.5, 0.51))]
+    made = comparison_of("x", runs, baselines=beside(0.6, 0.6, metric="test_loss"))
+    assert made.verdict() == []
+    made = comparison_of("x", runs, baselines=beside(0.4, 0.4, metric="test_loss"))
+    assert made.verdict() == ["No variant is better than always saying 'well'."]
+
+
+def test_a_baseline_without_the_metric_has_no_line() -> None:
+    made = comparison_of("x", three("a", [0.1, 0.2, 0.3]), baselines=beside(0.8, math.nan, 0.8))
+    assert made.baseline_cells() == [] and made.verdict() == []
+    made = comparison_of("x", three("a", [0.1, 0.2, 0.3]), baselines=beside(0.8, 0.7, 0.9))
+    assert made.baseline_cells() == [["always 'well'", "80.0 ± 10.0", "", "", ""]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from undrift.report.page_data import Group, Page, Partition, RunCurves, Table, TableRow, groups_from
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&\"'`${x}"
@@ -69,3 +71,35 @@ def many_groups(count: int = 16, rounds: int = 100) -> tuple[Group, ...]:
         )
         for g in range(count)
     )
+
+
+def evaluation() -> dict[str, Any]:
+    """Say what evaluation.json says of a model of two classes at three sites."""
+    sites = [("Bonn", 6, 0.5, 0.6, 0.1), ("Aachen", 60, 0.7, 0.8, 0.3), ("Dachau", 34, 0.9, None,
+                                                                         0.2)]  # fmt: skip
+    return {
+        "model": "cloud",
+        "round": 20,
+        "examples_of": "test",
+        "examples": 100,
+        "kind": "classes",
+        "metrics": {"accuracy": 0.75, "auc": 0.8, "ece": 0.05},
+        "classes": ["well", "ill"],
+        "confusion": [[60, 20], [5, 15]],
+        "calibration": {
+            "examples": [50, 30, 20],
+            "said": [0.1, 0.4, 0.8],
+            "found": [0.05, 0.5, 0.9],
+        },
+        "roc": [
+            {"class": "ill", "x": [0, 0.25, 1], "y": [0, 0.75, 1], "thresholds": [None, 0.5, 0]}
+        ],
+        "precision_recall": [
+            {"class": "ill", "x": [0, 0.75, 1], "y": [1, 0.43, 0.2], "thresholds": [None, 0.5, 0]}
+        ],
+        "sites_of": "test",
+        "sites": [
+            {"site": s, "client": i, "examples": n, "accuracy": a, "auc": b, "ece": c}
+            for i, (s, n, a, b, c) in enumerate(sites)
+        ],
+    }

@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from report import chromium
 from report.pages import HOSTILE, many_groups, page, partition, two_groups
 from report.test_page import hostile_page
 from undrift.report.page import write_page
@@ -12,34 +11,6 @@ from undrift.report.page_data import Group, RunCurves, mean_curve
 
 PLOT, LINE = "#plot svg.live", 'g.group[data-group="{}"] path.mean'
 LEGEND = '#legend button[data-group="{}"]'
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    program = chromium.find()
-    if program is None:
-        pytest.skip("no Chromium is installed")
-    started = chromium.Chromium(program, tmp_path_factory.mktemp("browser"))
-    yield started
-    started.close()
-
-
-@pytest.fixture
-def visit(browser, tmp_path):
-    """Opens a page, and afterwards checks that nothing was complained about or asked for."""
-    tabs = []
-
-    def open_page(made, **settings):
-        tabs.append(browser.open(write_page(tmp_path / "report.html", made), **settings))
-        return tabs[-1]
-
-    yield open_page
-    for tab in tabs:
-        assert tab.complaints() == []
-        assert [u for u in tab.requests() if not u.startswith("data:")] == [
-            (tmp_path / "report.html").as_uri()
-        ]
-        tab.close()
 
 
 def lines_shown(tab):

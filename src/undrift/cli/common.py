@@ -123,6 +123,11 @@ def say(text: str, end: str = "\n") -> None:
     print(printable(text), end=end)
 
 
+def to_stderr(text: str) -> None:
+    """Tell how things go, beside the results."""
+    print(printable(text), file=sys.stderr)
+
+
 def finite(value: str) -> float:
     """Read a finite number."""
     try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from undrift.cli.common import (
@@ -20,11 +22,14 @@ from undrift.cli.common import (
     out_folder,
     say,
     tell_empty,
+    to_stderr,
 )
 from undrift.comparing import compare
 from undrift.data.summary import summarise
+from undrift.experiment.baselines import baselines_of
 from undrift.experiment.history import main_metric
 from undrift.experiment.pool import run_all, run_folder
+from undrift.experiment.spec import Experiment
 from undrift.experiment.tables import write_value
 from undrift.experiment.world import deal
 from undrift.report.partition_picture import draw_partition
@@ -68,9 +73,23 @@ def do_run(chosen: argparse.Namespace) -> int:
         metric = main_metric(history)
         numbers = f"{metric} {history.last(metric):.4g}, best {history.best(metric):.4g}"
         say(f"{run_folder(out, experiment)}: {len(history)} rounds, {numbers}")
+    if len(experiments) > 1:
+        _tell_baselines(experiments, out, main_metric(histories[0]))
     names = [str(run_folder(out, experiment)) for experiment in experiments]
     some, _ = tell_empty(zip(names, histories, strict=True))
     return FOUND if some else DONE
+
+
+def _tell_baselines(experiments: Sequence[Experiment], out: Path, metric: str) -> None:
+    """Print what the runs are to beat."""
+    found = baselines_of(experiments, out, to_stderr)
+    for baseline in found.rows:
+        mean, std = baseline.last(metric)
+        if not math.isnan(mean):
+            more = "" if math.isnan(std) else f" ± {std:.4g}"
+            say(f"{baseline.label}: {metric} {mean:.4g}{more}")
+    for note in found.notes:
+        say(note)
 
 
 def do_compare(chosen: argparse.Namespace) -> int:

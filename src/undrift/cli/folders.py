@@ -9,8 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from undrift.cli.common import Commands, add_trust, finite, printable, say
+from undrift.cli.common import Commands, add_trust, finite, printable, say, to_stderr
 from undrift.errors import CheckpointError, ConfigError, unknown_name
+from undrift.experiment.baselines import Baselines, baselines_of
 from undrift.experiment.comparison import aim_of, aligned, comparison_of
 from undrift.experiment.folder import (
     RunFolder,
@@ -154,6 +155,15 @@ def _order(folder: Path, baseline: str | None, labels: list[str]) -> list[str]:
     return [*([baseline] if baseline else []), *before]
 
 
+def _baselines(folder: Path, reported: list[Reported], order: list[str]) -> Baselines:
+    """Find the baselines of the first variant, or compute them where it is as it ran."""
+    place = {label: at for at, label in enumerate(dict.fromkeys(order))}
+    ordered = sorted(reported, key=lambda one: place.get(one.experiment.label, len(place)))
+    experiments = [one.experiment for one in ordered]
+    as_run = all(one.as_run for one in reported)
+    return baselines_of(experiments, folder, to_stderr, compute=as_run)
+
+
 def do_report(chosen: argparse.Namespace) -> int:
     """Compare all runs of a folder and write the report."""
     folder = Path(chosen.folder)
@@ -161,6 +171,7 @@ def do_report(chosen: argparse.Namespace) -> int:
     places: dict[tuple[str, int], list[str]] = {}
     for found in find_runs(folder):
         one = Reported.read(found.table() or {}, found.home(), trust=chosen.trust)
+        one = one._replace(folder=found.path)
         experiment = one.experiment
         runs.append((experiment.label, experiment.seed_number, whole_history(found)))
         reported.append(one)
@@ -177,7 +188,14 @@ def do_report(chosen: argparse.Namespace) -> int:
     usual = experiments[0].evaluate.target
     aim = aim_of(runs[0][2], chosen.metric, chosen.target, usual)
     order = _order(folder, chosen.baseline, [label for label, _, _ in runs])
-    comparison = comparison_of(experiments[0].name, runs, aim.target, aim.metric, order)
+    comparison = comparison_of(
+        experiments[0].name,
+        runs,
+        aim.target,
+        aim.metric,
+        order,
+        _baselines(folder, reported, order),
+    )
     say(comparison.text())
     command = shlex.join(["undrift", "report", chosen.folder])
     say("\n" + "\n".join(map(str, write_results(folder, comparison, reported, command))))

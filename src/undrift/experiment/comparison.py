@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from undrift.errors import ConfigError
+from undrift.experiment.baselines import ALWAYS, NONE, Baseline, Baselines
 from undrift.experiment.history import History, main_metric
 from undrift.experiment.statistics import (
     Difference,
@@ -63,6 +64,7 @@ class Comparison:
     variants: tuple[Variant, ...]
     metric: str
     target: float | None = None
+    baselines: Baselines = NONE
 
     @cached_property
     def percent(self) -> bool:
@@ -113,7 +115,10 @@ class Comparison:
 
     # -- words ---------------------------------------------------------------------------------
     def verdict(self) -> list[str]:
-        """Say which variants differ from the first by more than the seeds do."""
+        """Say which variants differ by more than the seeds do, and whether any is of use."""
+        return [*self._beside_each_other(), *self._beside_always()]
+
+    def _beside_each_other(self) -> list[str]:
         if len(self.variants) < 2:
             return []
         first, lines = self.variants[0].label, self.lines()[1:]
@@ -143,6 +148,33 @@ class Comparison:
             pairs = min(line.difference.pairs if line.difference else 0 for line in rest)
             told.append(f"No clear difference to {first} over {min(pairs, seeds)} seeds: {names}.")
         return told
+
+    def _beside_always(self) -> list[str]:
+        """Say when no variant is better than the same answer for everybody."""
+        for baseline in self.baselines.rows:
+            if baseline.kind == ALWAYS and self.known(baseline):
+                label = baseline.label.removeprefix("always ")
+                saying = f"No variant is better than always saying {label}"
+                gaps = [self._gain(variant, baseline) for variant in self.variants]
+                if not any(gap.mean > 0 for gap in gaps):
+                    return [f"{saying}."]
+                if all(gap.low <= 0 for gap in gaps):  # never of a single seed: NaN
+                    return [f"{saying} by more than the seeds differ."]
+        return []
+
+    def _gain(self, variant: Variant, baseline: Baseline) -> Difference:
+        """Tell by how much a variant is better, seed by seed."""
+        those = dict(zip(baseline.seeds, baseline.each(self.metric), strict=True))
+        pairs = zip(variant.seeds, variant.histories, strict=True)
+        both = [(h.last(self.metric), those[seed]) for seed, h in pairs if seed in those]
+        mine, other = ([pair[k] for pair in both] for k in (0, 1))
+        if lower_is_better(self.metric):
+            mine, other = other, mine
+        return paired_difference(mine, other, self._grain() if mine != other else 0.0)
+
+    def known(self, baseline: Baseline) -> bool:
+        """Whether a baseline has the metric, with every seed."""
+        return not math.isnan(baseline.last(self.metric).mean)
 
     def _gap(self, line: Line) -> str:
         assert line.difference is not None
@@ -179,6 +211,12 @@ class Comparison:
         interval = "" if math.isnan(line.difference.low) else f"{low} to {high}{mark}"
         return [*made, f"{self._value(line.difference.mean, '+')}", interval]
 
+    def baseline_cells(self) -> list[list[str]]:
+        """Write a line of each baseline that has the metric: its value stands under `last`."""
+        known = [b for b in self.baselines.rows if self.known(b)]
+        rest = [""] * (len(self.header()) - 2)
+        return [[b.label, self._spread(b.last(self.metric)), *rest] for b in known]
+
     def _spread(self, value: Spread) -> str:
         middle = self._value(value.mean)
         return middle if math.isnan(value.std) else f"{middle} ± {self._value(value.std)}"
@@ -190,14 +228,18 @@ class Comparison:
 
     def text(self) -> str:
         """Write the table and the verdict as plain text."""
-        return "\n".join([*aligned([self.header(), *map(self.cells, self.lines())]), "",
-                          *self.notes()])  # fmt: skip
+        beside = self.baseline_cells()
+        lines = aligned([self.header(), *map(self.cells, self.lines()), *beside])
+        if beside:  # a line between variants and baselines
+            lines.insert(len(lines) - len(beside), "-" * max(map(len, lines)))
+        return "\n".join([*lines, "", *self.notes()])
 
     def markdown(self) -> str:
         """Write the table and the verdict as Markdown."""
         header = self.header()
         rule = ["---", *["--:"] * (len(header) - 1)]
-        rows = [header, rule, *map(self.cells, self.lines())]
+        beside = [[f"*{cells[0]}*", *cells[1:]] for cells in self.baseline_cells()]
+        rows = [header, rule, *map(self.cells, self.lines()), *beside]
         lines = [f"| {' | '.join(c.replace('|', chr(92) + '|') for c in row)} |" for row in rows]
         return "\n".join([f"# {self.name}", "", *lines, "", *(f"{n}\n" for n in self.notes())])
 
@@ -206,10 +248,12 @@ class Comparison:
         seeds = len(self.variants[0].seeds)
         name = self.metric.replace("_", " ") + (" in %" if self.percent else "")
         if seeds < 2:
-            return [f"{name.capitalize()}, one seed.", *self._lengths(), *self.verdict()]
+            told = [f"{name.capitalize()}, one seed.", *self._lengths(), *self.baselines.notes]
+            return [*told, *self.verdict()]
         what = f"{name.capitalize()}, mean ± standard deviation over {seeds} seeds"
         how = "last rounds are compared, paired by seed; * marks an interval without 0."
-        return [f"{what}; {how}", *self._lengths(), *self.verdict()]
+        told = [f"{what}; {how}", *self._lengths(), *self.baselines.notes]
+        return [*told, *self.verdict()]
 
     def remarks(self) -> list[str]:
         """Give the notes without the verdict."""
@@ -272,6 +316,7 @@ def comparison_of(
     target: float | None = None,
     metric: str | None = None,
     order: Sequence[str] = (),
+    baselines: Baselines = NONE,
 ) -> Comparison:
     """Group runs (label, seed, history) by label: first those of `order`, then as they come."""
     if not runs:
@@ -292,4 +337,4 @@ def comparison_of(
         seeds, histories = zip(*found, strict=True)
         variants.append(Variant(label, tuple(seeds), tuple(histories)))
     chosen = main_metric(runs[0][2]) if metric is None else metric
-    return Comparison(name, tuple(variants), chosen, target)
+    return Comparison(name, tuple(variants), chosen, target, baselines)

@@ -132,9 +132,13 @@ class Exam:
         x, y = paper.x[part], paper.y[part]
         mask = torch.ones(len(x), dtype=torch.bool, device=self.device)
         out = forward_seldom(self.task, w, buffers, x, mask)
-        told = {"loss": self.task.losses(out.value, y), **self.task.measured(out.value, y)}
-        marks = {n: torch.stack([s.double() for s in shares(v)]) for n, v in told.items()}
-        return {**marks, OUTPUTS: out.value}
+        return {**marks_of(self.task, out.value, y), OUTPUTS: out.value}
+
+
+def marks_of(task: Task, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Give the loss and metrics of outputs, example by example, and their weights: [2, n] each."""
+    told = {"loss": task.losses(outputs, y), **task.measured(outputs, y)}
+    return {n: torch.stack([s.double() for s in shares(v)]) for n, v in told.items()}
 
 
 def mean(marks: Tensor) -> Tensor:

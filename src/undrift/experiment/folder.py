@@ -41,6 +41,7 @@ from undrift.state.plain import told
 _MANY = "... and {} more; if nobody changed it, restore its experiment.toml, which is damaged"
 MAY_CHANGE = (
     *("rounds", "label", "name", "evaluate.target"),  # a longer run is the same run
+    "evaluate.baselines",  # which are no part of it
     *("engine.actors", "engine.gpus", "engine.address"),  # and so is one with other owners
     "engine.private_key",  # or with a key that lies elsewhere
 )

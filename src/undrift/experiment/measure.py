@@ -106,7 +106,7 @@ class Measure:
         def read() -> dict[str, Any]:
             found: dict[str, Any] = {}
             for prefix, some in marks.items():
-                found |= _renamed(prefix, some.result())
+                found |= renamed(prefix, some.result())
             return found
 
         return read
@@ -141,7 +141,8 @@ class Measure:
         names = [n for n in ("test", "own", "validation") if n in self.exams]
         if self.meaning is None or not names or not self.exams[names[0]].reads(self.meaning):
             return None
-        server, meaning, metrics = self.trainer.server, self.meaning, self._all_metrics()
+        server, meaning = self.trainer.server, self.meaning
+        metrics = every_metric(self.evaluation, meaning)
         outputs = {n: self.exams[n].outputs(server.w, server.buffers) for n in names[:2]}
         first = names[0]
         found = {"model": "cloud", "round": self.trainer.rounds_done, "examples_of": first}
@@ -153,14 +154,6 @@ class Measure:
             found["sites_of"] = each
             found["sites"] = site_table(meaning, metrics, outputs[each], labels, sites)
         return found
-
-    def _all_metrics(self) -> list[Metric]:
-        """Give all that the targets have, those asked for first."""
-        assert self.meaning is not None
-        kind, quantile = self.meaning.kind, self.meaning.quantile
-        asked = metrics_for(self.evaluation.metrics, kind, "evaluate.metrics", quantile)
-        known = {m.name for m in asked}
-        return [*asked, *(m for m in all_metrics(kind, quantile) if m.name not in known)]
 
     # -- norms and drift -----------------------------------------------------------------------
     def norms(self) -> dict[str, float]:
@@ -185,6 +178,14 @@ class Measure:
             numbers |= {f"cos_{n}": _cosine(v, step) for n, v in states.items()}
         fetch = fetched([v.double() for v in numbers.values()])
         return lambda: dict(zip(numbers, fetch.read().tolist(), strict=True))
+
+
+def every_metric(evaluation: Evaluation, meaning: Meaning) -> list[Metric]:
+    """Give all metrics that the targets have, those asked for first."""
+    kind, quantile = meaning.kind, meaning.quantile
+    asked = metrics_for(evaluation.metrics, kind, "evaluate.metrics", quantile)
+    known = {m.name for m in asked}
+    return [*asked, *(m for m in all_metrics(kind, quantile) if m.name not in known)]
 
 
 def nothing() -> dict[str, Any]:
@@ -218,7 +219,7 @@ def _prefixed(prefix: str, values: dict[str, float]) -> dict[str, float]:
     return {f"{prefix}_{n}": v for n, v in values.items()}
 
 
-def _renamed(prefix: str, found: dict[str, Any]) -> dict[str, Any]:
+def renamed(prefix: str, found: dict[str, Any]) -> dict[str, Any]:
     """`test_accuracy`, but `per_class` and `client_...` of the first model speak for themselves."""
     plain = ("per_class", "client_") if prefix in ("test", "own") else ()
     return {n if n.startswith(plain) else f"{prefix}_{n}": v for n, v in found.items()}

@@ -151,6 +151,7 @@ class Evaluation:
     drift: bool = False
     batch: int = 1024
     target: float | None = None
+    baselines: bool | str | None = None  # beside a comparison; None is "auto"
 
     def __post_init__(self) -> None:
         check_whole("evaluate.every", self.every)
@@ -167,6 +168,12 @@ class Evaluation:
                 raise ConfigError(f"evaluate.{name} is true or false, got {getattr(self, name)!r}")
         if self.target is not None:
             _number("evaluate.target", self.target)
+        if self.baselines == "auto":
+            object.__setattr__(self, "baselines", None)
+        if self.baselines is not None and not isinstance(self.baselines, bool):
+            raise ConfigError(
+                f"evaluate.baselines is 'auto', true or false, got {self.baselines!r}"
+            )
 
 
 @dataclass(frozen=True)

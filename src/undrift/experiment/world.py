@@ -87,11 +87,33 @@ def build(experiment: Experiment, state_path: Path | None = None) -> World:
 
 def _build(experiment: Experiment, state_path: Path | None) -> World:
     dealt = deal(experiment)
-    task = make_task(experiment, dealt.examples, _trained_on(experiment, dealt))
+    task = make_task(experiment, dealt.examples, trained_on(experiment, dealt))
+    examples = resident_of(experiment, dealt.examples, task)
+    x, y = examples.train_x, targets_of(experiment, examples.train_x, True, examples)
+    federation = dealt_once(
+        "federation", experiment, examples,
+        lambda: unchanging(Federation.split(x, y, dealt.parts, arrival=experiment.arrival)),
+    )  # fmt: skip
+    trainer = trainer_of(experiment, task, federation, state_path)
+    _tell_idle(trainer)
+    return World(experiment, dealt, trainer, _measure(experiment, dealt, examples, trainer))
+
+
+def resident_of(experiment: Experiment, examples: Examples, task: Task) -> Examples:
+    """Give the examples as they lie where the experiment trains."""
+    return resident(examples, _device(experiment), task.dtype)
+
+
+def _device(experiment: Experiment) -> str:
     engine = experiment.engine
-    device = "cpu" if engine.use == "ray" else device_named(engine.device)  # actors have the others
-    examples = resident(dealt.examples, device, task.dtype)
-    x, y = examples.train_x, _targets(experiment, examples.train_x, True, examples)
+    return "cpu" if engine.use == "ray" else device_named(engine.device)  # actors have the others
+
+
+def trainer_of(
+    experiment: Experiment, task: Task, federation: Federation, state_path: Path | None = None
+) -> Trainer:
+    """Make the trainer of an experiment over a federation."""
+    engine = experiment.engine
     settings: dict[str, Any] = {"chunk": engine.chunk, "workers": engine.workers}
     settings["precision"] = engine.precision
     settings |= {} if engine.ways is None else {"ways": engine.ways}
@@ -99,12 +121,8 @@ def _build(experiment: Experiment, state_path: Path | None) -> World:
         settings = {}
     if engine.use == "ray":
         settings |= {"actors": engine.actors, "gpus": _gpus(engine), "address": engine.address}
-    federation = dealt_once(
-        "federation", experiment, examples,
-        lambda: unchanging(Federation.split(x, y, dealt.parts, arrival=experiment.arrival)),
-    )  # fmt: skip
     try:
-        trainer = Trainer(
+        return Trainer(
             task,
             federation,
             watched(experiment.algorithm, experiment.evaluate),
@@ -112,7 +130,7 @@ def _build(experiment: Experiment, state_path: Path | None) -> World:
             sampler=experiment.sampler,
             seed=experiment.seeds,
             engine=engine.use,
-            device=device,
+            device=_device(experiment),
             state=engine.state,  # type: ignore[arg-type]
             state_path=state_path if engine.state == "file" else None,
             private_key=engine.private_key,
@@ -121,11 +139,9 @@ def _build(experiment: Experiment, state_path: Path | None) -> World:
     except TaskError as error:
         assert isinstance(experiment.model, Choice)
         raise prefixed(error, f"model {experiment.model.use!r}") from error
-    _tell_idle(trainer)
-    return World(experiment, dealt, trainer, _measure(experiment, dealt, examples, trainer))
 
 
-def _trained_on(experiment: Experiment, dealt: Dealt) -> Tensor | None:
+def trained_on(experiment: Experiment, dealt: Dealt) -> Tensor | None:
     """Give the targets that clients train on, where class weights ask for them."""
     if experiment.task.class_weights != "balanced":
         return None
@@ -389,7 +405,8 @@ def _augmentation(experiment: Experiment, examples: Examples) -> Any:
     return partial(augment, flip=task.flip, crop=task.crop, pad=task.pad)
 
 
-def _targets(experiment: Experiment, x: Tensor, training: bool, examples: Examples) -> Tensor:
+def targets_of(experiment: Experiment, x: Tensor, training: bool, examples: Examples) -> Tensor:
+    """Give the targets of training or of testing: labels, or the inputs themselves."""
     if experiment.task.target == "input":
         return x.flatten(1)
     return examples.train_y if training else examples.test_y
@@ -400,8 +417,8 @@ def _measure(experiment: Experiment, dealt: Dealt, examples: Examples, trainer: 
     evaluate, task = experiment.evaluate, trainer.task
     if evaluate.per_class and (not examples.classes or experiment.task.target == "input"):
         raise ConfigError("evaluate.per_class needs classes; these targets are numbers")
-    train_y = _targets(experiment, examples.train_x, True, examples)
-    test_y = _targets(experiment, examples.test_x, False, examples)
+    train_y = targets_of(experiment, examples.train_x, True, examples)
+    test_y = targets_of(experiment, examples.test_x, False, examples)
     papers = papers_of(evaluate, dealt, examples, (train_y, test_y))
     meaning = meaning_of(experiment, examples, task)
     exams = exams_of(task, papers, evaluate, meaning, trainer.engine.device)

@@ -17,7 +17,9 @@ from string import Template
 from typing import Any
 
 from undrift.report.curves import COLOURS, DASHES, curves_svg, look_of
+from undrift.report.judged_page import judged_html, shade_rules
 from undrift.report.page_data import (
+    BaselineLine,
     Group,
     Page,
     Partition,
@@ -31,7 +33,10 @@ from undrift.report.page_data import (
 from undrift.state.disk import make_directory, write_atomically
 from undrift.version import __version__
 
-SCRIPTS = ("base", "series", "chart", "reading", "zoom", "legend", "table", "partition", "start")
+SCRIPTS = (
+    *("base", "series", "beside", "chart", "reading", "zoom", "legend", "table", "judged"),
+    *("partition", "start"),
+)
 AMOUNTS = ("bytes_up", "bytes_down", "seconds")  # what an axis may count instead of rounds
 DIGITS = 7  # of an embedded number: more than a picture shows, half of a float's text
 
@@ -47,7 +52,7 @@ def write_page(path: Path, page: Page) -> Path:
 
 def page_html(page: Page) -> str:
     """Write the page as text; the same page is the same text."""
-    style = _read("page.css") + _line_rules()
+    style = _read("page.css") + _line_rules() + shade_rules()
     script = "(() => {\n" + "\n".join(['"use strict";', *map(_script, SCRIPTS)]) + "})();\n"
     return _fill(
         "page.html",
@@ -59,7 +64,8 @@ def page_html(page: Page) -> str:
         data=_embedded(_data_of(page)),
         verdict=_verdict(page.verdict),
         curves=_curves(page),
-        table=_table(page.table, page.groups),
+        table=_table(page.table, page.groups, page.baselines),
+        judged=judged_html(page.judged),
         partition=_partition(page.partition),
         facts=_facts(page.facts),
         experiment=_listing("Experiment", "experiment", page.experiment, wrapped=False),
@@ -128,9 +134,15 @@ def _data_of(page: Page) -> dict[str, Any]:
         "metrics": offered,
         "percent": [metric for metric in offered if in_percent(page.groups, metric)],
         "targets": {m: t for m, t in page.targets.items() if finite(t) is not None},
+        "baselines": [_baseline_data(b, offered) for b in page.baselines],
         "sort": [_sort_keys(row) for row in page.table.rows],
         "partition": _partition_data(page.partition),
     }
+
+
+def _baseline_data(line: BaselineLine, offered: Sequence[str]) -> dict[str, Any]:
+    known = {m: v for m in offered if (v := _rounded(line.values.get(m))) is not None}
+    return {"label": line.label, "values": known}
 
 
 def _offered(page: Page) -> list[str]:
@@ -193,9 +205,12 @@ def _legend_entry(place: int, group: Group) -> str:
 
 
 def _swatch(place: int) -> str:
+    return _swatch_of(look_of(place))
+
+
+def _swatch_of(look: str) -> str:
     line = '<line x1="1" x2="29" y1="5" y2="5"/>'
-    name = f"swatch {look_of(place)}"
-    return f'<svg class="{name}" viewBox="0 0 30 10" aria-hidden="true">{line}</svg>'
+    return f'<svg class="swatch {look}" viewBox="0 0 30 10" aria-hidden="true">{line}</svg>'
 
 
 def _how_averaged(groups: Sequence[Group]) -> str:
@@ -209,14 +224,15 @@ def _how_averaged(groups: Sequence[Group]) -> str:
     )
 
 
-def _table(table: Table, groups: Sequence[Group]) -> str:
+def _table(table: Table, groups: Sequence[Group], baselines: Sequence[BaselineLine]) -> str:
     if not table.columns:
         return ""
     numeric = [_is_numeric(table, column) for column in range(len(table.columns))]
     names = [f"<span>{escape(column)}</span>" for column in table.columns]
     heads = [_cell("th", *pair) for pair in zip(numeric, names, strict=True)]
     places = {group.label: place for place, group in enumerate(groups)}
-    rows = [_row(row, numeric, places) for row in table.rows]
+    beside = {line.label: place for place, line in enumerate(baselines)}
+    rows = [_row(row, numeric, places, beside) for row in table.rows]
     note = f'\n<p class="note">{escape(table.note)}</p>' if table.note else ""
     return (
         '<section aria-labelledby="results-heading">\n<h2 id="results-heading">Results</h2>\n'
@@ -226,12 +242,17 @@ def _table(table: Table, groups: Sequence[Group]) -> str:
     )
 
 
-def _row(row: TableRow, numeric: Sequence[bool], places: Mapping[str, int]) -> str:
+def _row(
+    row: TableRow, numeric: Sequence[bool], places: Mapping[str, int], beside: Mapping[str, int]
+) -> str:
     texts = [escape(cell) for cell in row.cells]
-    if row.cells[0] in places:
+    if row.beside and row.cells[0] in beside:
+        texts[0] = _swatch_of(f"beside b{beside[row.cells[0]] % 4}") + texts[0]
+    elif row.cells[0] in places:
         texts[0] = _swatch(places[row.cells[0]]) + texts[0]
     cells = [_cell("td", *pair) for pair in zip(numeric, texts, strict=True)]
-    return f"<tr>{''.join(cells)}</tr>\n"
+    kind = ' class="baseline"' if row.beside else ""
+    return f"<tr{kind}>{''.join(cells)}</tr>\n"
 
 
 def _cell(tag: str, numeric: bool, content: str) -> str:

@@ -13,6 +13,7 @@ from undrift import metrics
 from undrift.errors import DataError
 from undrift.experiment.events import Record
 from undrift.experiment.statistics import mean_of_curves
+from undrift.report.judged import Judged
 
 Values = tuple[float | None, ...]
 LARGEST = 1e300  # beyond, sums and differences would overflow: as good as infinite
@@ -49,6 +50,15 @@ class TableRow:
 
     cells: tuple[str, ...]
     sort: tuple[float | str | None, ...]
+    beside: bool = False  # a baseline
+
+
+@dataclass(frozen=True)
+class BaselineLine:
+    """A baseline as a line across the curves: its value of each metric."""
+
+    label: str
+    values: Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -99,6 +109,8 @@ class Page:
     experiment: str  # TOML
     metrics: tuple[str, ...]
     targets: Mapping[str, float] = field(default_factory=dict)
+    baselines: tuple[BaselineLine, ...] = ()
+    judged: tuple[Judged, ...] = ()
 
 
 @dataclass(frozen=True)

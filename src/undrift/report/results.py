@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from undrift.data.partitions.labels import find_classes, is_continuous
 from undrift.data.summary import count_table, summarise
 from undrift.errors import ConfigError, DataError, MissingExtra, UndriftError
+from undrift.experiment.baselines import Baseline
 from undrift.experiment.comparison import Comparison, Line
 from undrift.experiment.folder import open_run
 from undrift.experiment.pool import run_folder
@@ -21,8 +22,17 @@ from undrift.experiment.world import deal
 from undrift.guarded.text import read_json
 from undrift.own import foreign_names
 from undrift.report.curves import draw_curves, metric_label
+from undrift.report.judged_runs import judged_of
 from undrift.report.page import write_page
-from undrift.report.page_data import Group, Page, Partition, Table, TableRow, groups_from
+from undrift.report.page_data import (
+    BaselineLine,
+    Group,
+    Page,
+    Partition,
+    Table,
+    TableRow,
+    groups_from,
+)
 from undrift.report.partition_picture import draw_partition
 from undrift.state import disk
 from undrift.version import __version__
@@ -34,6 +44,8 @@ class Reported(NamedTuple):
     experiment: Experiment  # own parts may be exchanged for plain ones: nothing is trained
     written: str  # as its file says it
     dealt: bool = True  # whether its data can be dealt again, for their picture
+    as_run: bool = True  # whether no own part was exchanged
+    folder: Path | None = None  # where it lies; None: where a comparison puts it
 
     @classmethod
     def of(cls, experiment: Experiment) -> Reported:
@@ -50,7 +62,7 @@ class Reported(NamedTuple):
         strange = [name for name in PLAIN if foreign_names({name: table.get(name)})]
         plain = {**table, **{name: PLAIN[name] for name in strange}}
         dealt = not {"data", "partition"} & set(strange)
-        return cls(Experiment.from_table(plain), write_table(table), dealt)
+        return cls(Experiment.from_table(plain), write_table(table), dealt, as_run=False)
 
 
 # what stands for own parts where they are only told of
@@ -94,7 +106,18 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "baseline": comparison.variants[0].label,
         "seeds": seeds,
         "variants": lines,
+        "baselines": [_json_baseline(b) for b in comparison.baselines.rows],
         "verdict": comparison.verdict(),
+    }
+
+
+def _json_baseline(baseline: Baseline) -> dict[str, Any]:
+    found = {metric: baseline.last(metric) for metric in baseline.metrics}
+    return {
+        "kind": baseline.kind,
+        "label": baseline.label,
+        "seeds": list(baseline.seeds),
+        "metrics": {n: {"mean": _number(s.mean), "std": _number(s.std)} for n, s in found.items()},
     }
 
 
@@ -159,6 +182,7 @@ def _page(
 ) -> Page:
     lines = comparison.lines()
     rows = [TableRow(tuple(comparison.cells(line)), _sort(comparison, line)) for line in lines]
+    rows += _baseline_rows(comparison)
     table = Table(tuple(comparison.header()), tuple(rows), " ".join(comparison.remarks()))
     metrics = {m: None for g in groups for r in g.runs for m in r.values}
     ordered = [comparison.metric, *(m for m in metrics if m != comparison.metric)]
@@ -174,7 +198,25 @@ def _page(
         experiment=runs[0].written,
         metrics=tuple(ordered),
         targets=targets,
+        baselines=tuple(_baseline_line(b) for b in comparison.baselines.rows),
+        judged=judged_of(comparison, runs, out),
     )
+
+
+def _baseline_rows(comparison: Comparison) -> list[TableRow]:
+    """Give the rows of baselines; what they have no value of comes last."""
+    rows = []
+    for cells in comparison.baseline_cells():
+        baseline = next(b for b in comparison.baselines.rows if b.label == cells[0])
+        last = _number(baseline.last(comparison.metric).mean)
+        nothing = [None] * (len(cells) - 2)
+        rows.append(TableRow(tuple(cells), (cells[0], last, *nothing), beside=True))
+    return rows
+
+
+def _baseline_line(baseline: Baseline) -> BaselineLine:
+    means = {m: _number(baseline.last(m).mean) for m in baseline.metrics}
+    return BaselineLine(baseline.label, means)
 
 
 def _sort(comparison: Comparison, line: Line) -> tuple[float | str | None, ...]:

@@ -37,6 +37,7 @@ function yDomain(view, xs) {
     ...(view.runs ? line.runs.flatMap((run) => within(run, xs).map((p) => p.y)) : []),
   ]);
   if (view.series.target !== null && !view.zoom) shown.push(view.series.target);
+  if (!view.zoom && !view.log) shown.push(...besideWithin(view, extentOf(shown) ?? [0, 1]));
   return view.log ? logDomain(shown) : linearDomain(shown);
 }
 
@@ -131,7 +132,7 @@ function drawTarget(view) {
 function describe(view) {
   const shown = visible(view).filter((line) => line.exact.length);
   const ends = shown.map((line) => `${line.label}: ${valueText(line.exact.at(-1).y, view.series.yUnit)} in round ${line.exact.at(-1).round}`);
-  return `Last values. ${ends.join("; ")}.`;
+  return `Last values. ${ends.join("; ")}.${describeBeside(view)}`;
 }
 
 function measure(view) {
@@ -151,7 +152,7 @@ function draw(view) {
   // A nested svg clips without an id.  Its inside is moved back, so that all share one coordinate system.
   const inside = shape("g", { transform: `translate(${-MARGIN.left} 0)` }, ...visible(view).map((line) => groupOf(line, view)));
   const marks = shape("g", { id: "marks", transform: `translate(${-MARGIN.left} 0)` });
-  const plot = shape("svg", { ...frame, overflow: "hidden" }, inside, ...drawTarget(view), marks);
+  const plot = shape("svg", { ...frame, overflow: "hidden" }, inside, ...drawBeside(view), ...drawTarget(view), marks);
   const title = shape("title", { id: "chart-title" }, `${axisNames(view).y} over ${axisNames(view).x}`);
   const about = shape("desc", { id: "chart-about" }, describe(view));
   const svg = shape("svg", { class: "live", role: "img", viewBox: `0 0 ${width} ${height}`, "aria-labelledby": "chart-title", "aria-describedby": "chart-about" });

@@ -24,6 +24,7 @@ function listenToControls(view) {
   onChange("axis", (select) => { view.axis = select.value; view.zoom = null; again(); });
   onChange("log", (box) => { view.log = box.checked; if (view.zoom) view.zoom.y = null; again(); });
   onChange("runs", (box) => { view.runs = box.checked; again(); });
+  onChange("beside", (box) => { view.beside = box.checked; draw(view); });
   onChange("smooth", (slider) => {
     view.smooth = Number(slider.value);
     byId("smooth-value").textContent = view.smooth ? view.smooth.toFixed(2) : "off";
@@ -43,7 +44,7 @@ function startCurves() {
   const box = byId("plot"), still = box.querySelector("svg");
   const tip = element("div", { class: "tip", id: "tip", "aria-live": "polite", hidden: "" });
   const reset = element("button", { type: "button", class: "quiet reset", id: "reset", hidden: "" }, "Reset zoom");
-  const view = { box, svg: still, tip, reset, metric: DATA.metrics[0], axis: "round", log: false, runs: false, smooth: 0, hidden: new Set(), zoom: null, at: null, drag: null };
+  const view = { box, svg: still, tip, reset, metric: DATA.metrics[0], axis: "round", log: false, runs: false, smooth: 0, hidden: new Set(), beside: true, zoom: null, at: null, drag: null };
   view.series = seriesOf(DATA, view);
   fillSelect("metric", DATA.metrics.map((metric) => [metric, words(metric)]));
   fillSelect("axis", usableAxes(DATA.groups).map((key) => [key, AXES[key].name]));
@@ -54,6 +55,7 @@ function startCurves() {
   listenToControls(view);
   listenToLegend(view);
   listenToPointer(view);
+  byId("beside").parentNode.hidden = !DATA.baselines.length;
   byId("controls").hidden = byId("how").hidden = false;
   whenResized(box, () => { draw(view); if (view.at !== null) readAt(view, view.at); });
 }
@@ -82,5 +84,6 @@ function startCopying() {
 
 startTable();
 startCurves();
+startJudged();
 startPartition();
 startCopying();

@@ -142,8 +142,8 @@ USES: dict[str, Callable[[], None]] = {
     "flower": flower,
     "ray": ray,
     "rl": rl,
-    "boosting": boosting,
     "onnx": onnx,
+    "boosting": boosting,
     "mlflow": lambda: tracked("mlflow"),
     "dev": dev,
 }

@@ -13,7 +13,8 @@ ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.skipif(
     not (ROOT / "pyproject.toml").is_file(), reason="the project's files are not beside the tests"
 )
-NAMES = {"PIL": "pillow", "mlflow": "mlflow-skinny"}  # modules whose package is called otherwise
+# modules whose package is called otherwise
+NAMES = {"PIL": "pillow", "mlflow": "mlflow-skinny", "sklearn": "scikit-learn"}
 OWN = {"fcntl", "undrift"}
 
 

@@ -70,14 +70,14 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Keep other processes away from this folder."""
         disk.make_directory(self.path)
-        fd = disk.open_append(self.path / "lock")
+        lock = _Lock(disk.open_append(self.path / "lock"))
         try:
-            self._take(fd)
+            self._take(lock.fd)
             for place in (self.path, self.checkpoint):
                 disk.sweep(place, alone=True)
             yield
         finally:
-            os.close(fd)
+            lock.close()
             self.close()
 
     def _take(self, fd: int) -> None:
@@ -337,6 +337,20 @@ class RunFolder:
     def _write(self, name: str, data: bytes) -> None:
         disk.make_directory(self.path)
         disk.write_atomically(self.path / name, [data])
+
+
+class _Lock:
+    """A file that is locked while this lives: an interrupt between two lines leaves no lock."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd, self._file = fd, os.fdopen(fd, "ab", buffering=0)
+
+    def close(self) -> None:
+        """Give the lock back; a second time does nothing."""
+        self._file.close()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def open_run(path: Path | str) -> RunFolder:

@@ -335,7 +335,9 @@ def test_built_once_for_a_machine(fresh: Path) -> None:
 
 
 @needs_loops
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize(
+    "share", [0.5, *(pytest.param(share, marks=pytest.mark.slow) for share in (0.0, 0.9, 0.999))]
+)
 def test_a_damaged_file_is_built_again(share: float, fresh: Path) -> None:
     """Half a library that is loaded would end the process."""
     file = native._file(native._compiler(), 32)

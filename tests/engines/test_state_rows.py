@@ -166,7 +166,14 @@ def test_models_are_written_with_the_states_of_their_round(monkeypatch):
     assert all(map(torch.equal, *found))
 
 
-@pytest.mark.parametrize("name", ["scaffold", "fednova", "feddc", "adabest"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "scaffold",
+        "fednova",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("feddc", "adabest")),
+    ],
+)
 def test_who_takes_no_step_has_no_part_in_sums(name):
     """The padding of a cohort that lacks one of sixteen; its numbers are divided by no step."""
     maker = torch.Generator().manual_seed(0)
@@ -301,7 +308,11 @@ class Late:
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="a device has branches of its own")
-@pytest.mark.parametrize("name", [*CHAINS, "fedavg", "written"])
+@pytest.mark.parametrize(
+    "name",
+    ["scaffold", "written"]
+    + [pytest.param(n, marks=pytest.mark.slow) for n in (*list(CHAINS)[1:], "fedavg")],
+)
 def test_branches_wait_for_each_other(name, monkeypatch):
     """What is done aside is there when it is read, whichever branch is slow."""
     others = {

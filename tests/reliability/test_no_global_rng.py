@@ -24,6 +24,7 @@ MODULES = {"torch", "torch.random", "torch.cuda", "F", "functional", "torch.nn.f
 ALLOWED = {
     ("core/trouble.py", "torch.random.fork_rng"),  # puts the generators back
     ("core/task.py", "torch.random.fork_rng"),
+    ("experiment/blueprint.py", "torch.random.fork_rng"),
     ("core/task.py", "torch.manual_seed"),  # between fork_rng and its end
     ("testing/world.py", "torch.random.fork_rng"),
     ("testing/world.py", "torch.manual_seed"),  # between fork_rng and its end

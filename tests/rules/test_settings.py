@@ -140,9 +140,7 @@ def test_every_part_of_the_package_is_tried(kind: type) -> None:
     assert {found.__name__ for found in below(kind)} <= SUBJECTS.keys()
 
 
-# of the grid's cells one for each client mechanism and each server: the other twelve are slow
-DIAGONAL = {"comfed:sgd-yogi", "comfed:prox-adagrad", "comfed:scaf-sgd", "comfed:nova-adam"}
-USUAL = {*KINDS, *(n for n in CELLS if n in DIAGONAL), *parts()}
+USUAL = {*KINDS, *CELLS, *parts()}
 EVERY = [pytest.param(n, marks=() if n in USUAL else pytest.mark.slow) for n in SUBJECTS]
 
 

@@ -149,6 +149,7 @@ def chosen() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tiny", action="store_true", help="one small table, three rounds")
+    parser.add_argument("--only", choices=TABLES, help="measure one table anew")
     return parser.parse_args()
 
 
@@ -156,5 +157,7 @@ if __name__ == "__main__":
     if chosen().tiny:
         print(json.dumps(run("breast-cancer", 3, 1), indent=1))
     else:
-        made = {name: run(name, 50, 3) for name in TABLES}
+        only = chosen().only
+        made = json.loads(RESULT.read_text())["tables"] if only else {}
+        made |= {name: run(name, 50, 3) for name in ([only] if only else TABLES)}
         RESULT.write_text(json.dumps({"commit": commit(), "tables": made}, indent=1) + "\n")

@@ -32,7 +32,7 @@ use = "tabular_mlp"   # or "logistic", "tabular_resnet"
 
 [algorithm]
 use = "fedavg"        # `undrift list algorithms` names the others
-lr = 0.1
+lr = {lr}
 
 [work]
 epochs = 2
@@ -113,6 +113,7 @@ def starter_file(
         fraction="1.0" if count <= 10 else "0.5",
         judge_clients="true" if client is not None else "false",
         metrics=write_value(METRICS[kind]),
+        lr=0.01 if kind == "count" else 0.1,  # a rate is an exponential: larger steps diverge
     )
     about = f"{total} examples, {data.train_x.shape[1]} inputs, to predict {told}"
     return Starter(text, about, made)

@@ -17,9 +17,9 @@ INTRO = """\
 
 Four tables that installed packages bring, dealt to sites, trained with the file that `undrift init`
 writes. Nothing is tuned: learning rate 0.1 (0.01 for counts), two epochs of batches of 16, 50
-rounds, all sites in every round, 3 seeds. Each table stands beside [baselines](experiments.md#baselines): always the
-same answer, each site alone, all data pooled, and gradient boosting on the pooled table, which no
-federation has.
+rounds, all sites in every round, 3 seeds. Each table stands beside
+[baselines](experiments.md#baselines): always the same answer, each site alone, all data pooled, and
+gradient boosting on the pooled table, which no federation has.
 
 `python benchmarks/known_tables.py` makes the numbers (it needs scikit-learn and statsmodels), and
 `python scripts/known_tables_page.py` makes this page. Commit of the record: `{commit}`.

@@ -46,7 +46,7 @@ def by_rank(values: Sequence[float], sites: int) -> list[str]:
 
 
 def breast_cancer() -> Rows:
-    """569 tumours; sites see tumours of other sizes."""
+    """569 tumours; sites see tumours of other texture."""
     from sklearn.datasets import load_breast_cancer
 
     data = load_breast_cancer()

@@ -22,7 +22,13 @@ rounds, all sites in every round, 3 seeds. Each table stands beside
 gradient boosting on the pooled table, which no federation has.
 
 `python benchmarks/known_tables.py` makes the numbers (it needs scikit-learn and statsmodels), and
-`python scripts/known_tables_page.py` makes this page. Commit of the record: `{commit}`.
+`python scripts/known_tables_page.py` makes this page. Commit of the record: `{commit}`
+(a plus sign marks changes since).
+
+Why all data pooled may be worse than a federation: it takes as many rounds and epochs, so more steps
+from one model, and small tables are then learnt by heart; averaging of models holds that back. Why a
+site alone may be better: where sites differ in the target itself, as those of `rand-hie` do, a model
+of its own need not compromise.
 """
 DIGITS = 3
 

@@ -12,6 +12,7 @@ from undrift.experiment.comparison import Comparison, aim_of, comparison_of
 from undrift.experiment.events import Listener, Record, RunInfo
 from undrift.experiment.pool import run_all
 from undrift.experiment.spec import Experiment, check_apart
+from undrift.metrics.named import metric_named
 from undrift.report.results import Reported, write_results
 
 
@@ -37,6 +38,8 @@ def compare(
         raise ConfigError(f"folder must be a path, got {folder!r}")
     if target is not None and (not isinstance(target, int | float) or not math.isfinite(target)):
         raise ConfigError(f"target must be a number, got {target!r}")
+    if metric is not None:
+        _check_measured(metric, experiments)
     out = Path(folder)
     asked = [] if metric is None else [Asked(metric)]
     histories = run_all(experiments, out, jobs=jobs, listeners=[*listeners, *asked])
@@ -51,6 +54,22 @@ def compare(
         out, comparison, [*map(Reported.of, experiments)], command or f"undrift report {out}"
     )
     return comparison
+
+
+def _check_measured(metric: str, experiments: Sequence[Experiment]) -> None:
+    """Refuse, before anything is trained, a metric that exists and that nobody measures."""
+    known = metric_named(metric.removeprefix("test_"))
+    if known is None or known.name == "accuracy":
+        return
+    if not metric.startswith("test_"):
+        raise ConfigError(f"metric {metric!r}: say of which examples, e.g. test_{known.name}")
+    for one in experiments:
+        asked = [metric_named(name) for name in one.evaluate.metrics]
+        if known.name not in [m.name for m in asked if m is not None]:
+            raise ConfigError(
+                f"{metric} is not measured: add {known.name!r} to `metrics` in [evaluate], or say "
+                f"evaluate.metrics='[\"{known.name}\"]'"
+            )
 
 
 def telling(listeners: Sequence[Listener]) -> Tell:

@@ -46,3 +46,13 @@ def test_a_report_compares_as_the_comparison_did(tmp_path, metric, target):
     assert main(["report", str(tmp_path), *given]) == 0
     assert (tmp_path / "comparison.json").read_text() == kept
     assert made.target == (target or (None if metric == "test_loss" else 0.3))
+
+
+@pytest.mark.parametrize(
+    ("metric", "told"),
+    [("test_f1", r"test_f1 is not measured: add 'f1' to `metrics`"), ("auc", r"e\.g\. test_auc")],
+)
+def test_a_metric_that_nobody_measures_is_refused_before_training(tmp_path, metric, told):
+    with pytest.raises(ConfigError, match=told):
+        compare([tiny()], tmp_path / "out", metric=metric)
+    assert not (tmp_path / "out").exists()

@@ -137,6 +137,17 @@ def test_targets() -> None:
     assert suspect.exclude == ["a"] and "on another scale" in suspect.findings[0]
 
 
+def test_a_column_of_nothing_may_be_kept() -> None:
+    made = propose({"a": OTHER, "b": [None] * N, "t": Y}, "t", kinds={"b": "category"})
+    assert dict(made.schema.features)["b"] == Category()
+
+
+def test_words_are_not_advised_to_be_numbers() -> None:
+    found = propose({"a": OTHER, "t": [*Y[:-2], "rare", "rare"]}, "t").findings
+    assert any("'rare' has 2 rows only; join classes in the table" in f for f in found)
+    assert not any("=numbers" in f for f in found)
+
+
 def test_clients_are_looked_at() -> None:
     sites = ["big"] * 280 + ["small"] * 6 + ["none"] * 14
     y = [*Y[:280], *["ill"] * 6, *[None] * 14]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -254,3 +256,36 @@ def test_new_rows_that_lack_columns(tmp_path: Path, preparation: Any) -> None:
 
 def test_a_file_is_opened_by_its_ending(tmp_path: Path) -> None:
     assert open_table(write(tmp_path, "a\tb\n1\t2\n", "t.TSV")).names == ["a", "b"]
+
+
+def test_whole_numbers_of_a_parquet_file_need_nobody_elses_import(tmp_path: Path) -> None:
+    """pandas imports pyarrow.compute, so that other tests do not see that it is missing."""
+    pq = pytest.importorskip("pyarrow.parquet")
+    import pyarrow as pa
+
+    columns = {"site": ["A", "B"] * 30, "a": [*range(17)] * 3 + [1] * 9, "y": ["u", "v", "v"] * 20}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    text = (
+        "from undrift import sources\n"
+        f"sources.load('table', path={str(tmp_path / 't.parquet')!r}, client='site', target='y')"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_of_times_with_and_without_a_zone_the_fewer_are_to_blame() -> None:
+    zoned = [f"2024-03-{k:02d}T10:00:00+01:00" for k in range(1, 9)]
+    for when, line, told in (
+        ([*zoned, "2024-03-09"], 9, "has no zone, where most"),
+        (
+            ["2024-03-01T08:00:00+01:00", *(f"2024-03-{k:02d}" for k in range(1, 9))],
+            1,
+            "has a zone",
+        ),
+    ):
+        with pytest.raises(DataError, match=told) as caught:
+            sources.load(
+                "table", path={"when": when, "y": ["a", "b", "c"] * 3}, target="y",
+                columns={"when": {"kind": "date", "format": "iso"}, "y": {"kind": "classes"}},
+            )  # fmt: skip
+        assert f"row {line}" in str(caught.value)

@@ -41,7 +41,7 @@ UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 def arrow(needed: str | None = None) -> Any:
     """Import pyarrow; None without it, or an error that says what it is needed for."""
     try:
-        for part in ("parquet", "csv"):
+        for part in ("parquet", "csv", "compute"):
             import_module(f"pyarrow.{part}")
     except ImportError as error:
         if needed is None:

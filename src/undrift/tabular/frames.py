@@ -311,9 +311,13 @@ def _times(raw: Raw, kind: Date, say: Say) -> Floats:
     if name is None:
         return np.full(len(raw.values), np.nan)
     zones = np.array([*(has_zone(text) for text in raw.names), False])[raw.values]
-    some = zones & (raw.values >= 0)
-    if some.any() and not some[raw.values >= 0].all():
-        say(np.flatnonzero(some), "has a zone, where other times of the column have none")
+    there = raw.values >= 0
+    zoned, plain = zones & there, ~zones & there
+    if zoned.any() and plain.any():  # the fewer are to blame
+        if zoned.sum() > plain.sum():
+            say(np.flatnonzero(plain), "has no zone, where most times of the column have one")
+        else:
+            say(np.flatnonzero(zoned), "has a zone, where other times of the column have none")
     return _parsed(raw, FORMATS[name], f"is no date of the format {name!r}", say)
 
 

@@ -195,8 +195,10 @@ def _goal(look: Look, raw: Raw) -> Target:
     counts = np.bincount(codes[codes >= 0], minlength=len(texts.names))
     for k in np.flatnonzero(counts < RARE).tolist()[:SHOWN]:
         rows = many(int(counts[k]), "row")
+        words = any(as_number(text) is None for text in texts.names)
+        other = "" if words else f", or --kind {in_shell(name)}=numbers"
         look.find(name, f"the class {texts.names[k]!r} has {rows} only",
-                  f"join classes in the table, or --kind {in_shell(name)}=numbers")  # fmt: skip
+                  f"join classes in the table{other}")  # fmt: skip
     return Classes(_in_order_of(texts.names, counts))
 
 
@@ -332,7 +334,7 @@ def _category(raw: Raw) -> tuple[Category, list[str]]:
     order = sorted(range(len(raw.names)), key=lambda k: (-counts[k], raw.names[k]))
     kept = [k for k in order if counts[k]][:MOST_TEXTS]
     rare = []
-    if len(codes) >= MANY_ROWS and counts[order[0]] >= RARE:
+    if order and len(codes) >= MANY_ROWS and counts[order[0]] >= RARE:
         rare = [raw.names[k] for k in kept if counts[k] < RARE]
         kept = [k for k in kept if counts[k] >= RARE]
     return Category(in_order(raw.names[k] for k in kept) or None), rare

@@ -85,7 +85,9 @@ class Predictions:
         classes = self.classes if self.class_names else None
         for i, number in enumerate(self.numbers):
             error = self.errors.get(i, "")
-            cells = [""] * flat.shape[1] if error else [f"{v:.9g}" for v in flat[i].tolist()]
+            # probabilities to float32's digits, values of any size whole
+            shown = (lambda v: f"{v:.9g}") if self.class_names else repr
+            cells = [""] * flat.shape[1] if error else [shown(v) for v in flat[i].tolist()]
             named = [] if classes is None else [classes[i] or ""]
             yield [str(number), *cells, *named, error]
 

@@ -22,11 +22,11 @@ class Answering:
     @property
     def size(self) -> int:
         """Count the examples that this client will ever use."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} must define size")
 
     def made(self, down: Down, mine: DownOwn, common: bytes, own: bytes, up: Up) -> bytes:
         """Answer a request that is for this node."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} must define made")
 
     def knows(self, plan: str) -> bool:
         """Whether a plan is this node's."""
